@@ -2,9 +2,9 @@
 //
 // An [Authenticator] reads an HTTP request (all servers of this library, the gRPC ones included, take HTTP requests)
 // and returns the proven [Caller], or an error. [ClientCertificate] proves a caller by the X.509-SVID of its TLS
-// connection, [ForwardedCertificate] by a trusted proxy's report of that certificate, and [UnixPeer] by its user on
-// this machine. Below this package, kube proves callers by the tokens of their Kubernetes service accounts, and jwt by
-// other signed tokens. [FirstOf] tries several methods in order.
+// connection, and [ForwardedCertificate] by a trusted proxy's report of that certificate. Below this package, kube
+// proves callers by the tokens of their Kubernetes service accounts, and jwt by other signed tokens. [FirstOf] tries
+// several methods in order.
 //
 //	v, err := spiffe.NewVerifier(bundles, spiffe.AllowMembersOf(td), nil)
 //	…
@@ -109,14 +109,11 @@ func (c *Caller) String() string {
 
 // LogValue returns all fields of the Caller, which holds no secret, except empty ones and the Certificate.
 func (c *Caller) LogValue() slog.Value {
-	var attrs []slog.Attr
+	id := ""
 	if !c.ID.IsZero() {
-		attrs = append(attrs, slog.String("id", c.ID.String()))
+		id = c.ID.String()
 	}
-	if c.Name != "" {
-		attrs = append(attrs, slog.String("name", c.Name))
-	}
-	attrs = append(attrs, slog.String("method", c.Method))
+	attrs := texts("id", id, "name", c.Name, "method", c.Method)
 	if !c.NotAfter.IsZero() {
 		attrs = append(attrs, slog.Time("not_after", c.NotAfter))
 	}
@@ -126,20 +123,22 @@ func (c *Caller) LogValue() slog.Value {
 	if len(c.Actors) > 0 {
 		attrs = append(attrs, slog.Any("actors", c.Actors))
 	}
-	if c.Pod != nil {
-		attrs = append(attrs, slog.GroupAttrs("pod", podAttrs(c.Pod)...))
+	if p := c.Pod; p != nil {
+		attrs = append(attrs, slog.GroupAttrs("pod", texts("cluster", p.Cluster, "namespace", p.Namespace,
+			"service_account", p.ServiceAccount, "name", p.Name, "uid", p.UID, "node", p.Node,
+			"service_account_uid", p.ServiceAccountUID, "node_uid", p.NodeUID)...))
 	}
 	return slog.GroupValue(attrs...)
 }
 
-func podAttrs(p *spiffe.Pod) []slog.Attr {
-	attrs := []slog.Attr{
-		slog.String("cluster", p.Cluster), slog.String("namespace", p.Namespace),
-		slog.String("service_account", p.ServiceAccount),
-		slog.String("name", p.Name), slog.String("uid", p.UID), slog.String("node", p.Node),
-		slog.String("service_account_uid", p.ServiceAccountUID), slog.String("node_uid", p.NodeUID),
+// texts returns attributes for pairs of a key and a value, without the empty values.
+func texts(pairs ...string) (attrs []slog.Attr) {
+	for pair := range slices.Chunk(pairs, 2) {
+		if pair[1] != "" {
+			attrs = append(attrs, slog.String(pair[0], pair[1]))
+		}
 	}
-	return slices.DeleteFunc(attrs, func(a slog.Attr) bool { return a.Value.String() == "" })
+	return attrs
 }
 
 // An Authenticator proves the sender of a request. Its errors wrap [ErrNoCredential] or [ErrRefused] if that is the

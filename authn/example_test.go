@@ -45,10 +45,7 @@ func ExampleBearer() {
 // A handler that knows its callers: those that a gateway names, and those with a token of their own.
 func ExampleRequire() {
 	td := spiffe.MustParseTrustDomain("example.org")
-	gateway, err := authn.ForwardedCertificate(authn.ForwardedOptions{
-		Allow:   spiffe.AllowMembersOf(td),
-		Proxies: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")},
-	})
+	gateway, err := authn.ForwardedCertificate(spiffe.AllowMembersOf(td), netip.MustParsePrefix("10.0.0.0/24"))
 	if err != nil {
 		panic(err)
 	}

@@ -1,46 +1,29 @@
 package authn
 
 import (
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"slices"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
-	"github.com/svidkit/svidkit/internal/tokens/verifycache"
 	"github.com/svidkit/svidkit/spiffe"
 )
-
-// ForwardedOptions say which proxies [ForwardedCertificate] trusts. A trusted proxy can name any caller that the
-// policy allows.
-type ForwardedOptions struct {
-	// Allow is the policy for the SPIFFE IDs of callers; required. It does not judge callers without one.
-	Allow spiffe.PolicySource
-
-	// Proxies are the addresses of trusted proxies. Proxies on this machine (loopback) are always trusted.
-	Proxies []netip.Prefix
-
-	// UnixPeers also trusts every process that can connect to a Unix socket of this server.
-	UnixPeers bool
-}
 
 // ForwardedCertificate proves a caller by the header x-forwarded-client-cert, in which a proxy that terminates TLS,
 // such as Envoy, describes the client's certificate. The method of the Caller is "forwarded-certificate".
 //
-// The header counts if the address of the connection is a trusted proxy's; otherwise it is ignored. The proxy
-// must have verified the certificate, and must remove or extend a header that the client sent. Envoy does so with
-// these settings:
+// The header counts if the address of the connection is one of the proxies or loopback; otherwise it is ignored, as it
+// is on a Unix socket. A trusted proxy can name any caller that the policy allows; the policy does not judge callers
+// without a SPIFFE ID. The proxy must have verified the certificate, and must remove or extend a header that the
+// client sent. Envoy does so with these settings:
 //
 //   - forward_client_cert_details is SANITIZE_SET or APPEND_FORWARD. With SANITIZE there is no header. With
 //     FORWARD_ONLY and ALWAYS_FORWARD_ONLY a client can name itself as any caller.
-//   - set_current_client_cert_details has uri, and dns and subject if the server needs them. Without all three Envoy
-//     names nothing, and the header is refused. cert and chain are useless here, and can exceed the limit of 16 KiB.
+//   - set_current_client_cert_details has uri, and dns if the server needs it. Without both Envoy names nothing, and
+//     the header is refused. subject, cert and chain are useless here, and can exceed the limit of 16 KiB.
 //   - validation_context has trusted_ca, and trust_chain_verification is not ACCEPT_UNTRUSTED, which forwards
 //     untrusted certificates like others. Each CA in trusted_ca can name members of all trust domains.
 //   - The CAs in trusted_ca sign no URI and, with dns, no DNS name that contains a comma or a semicolon. Envoy escapes
@@ -51,22 +34,21 @@ type ForwardedOptions struct {
 // all earlier ones. Istio's CA takes the names of all elements together, so a client behind a proxy that appends can
 // add any name to its own.
 //
-// In that element, the URI that is a SPIFFE ID becomes the caller's ID, valid DNS names its DNSNames, and the only
-// common name of a Subject in the form of RFC 2253 its Name. Two SPIFFE IDs are refused, as in a certificate; other
-// URIs are dropped. By, Hash, Cert and Chain are checked for their form only. Certificate and NotAfter are not set,
-// because the proof is the word of the proxy.
+// In that element, the URI that is a SPIFFE ID becomes the caller's ID, and valid DNS names its DNSNames. Two SPIFFE IDs
+// are refused, as in a certificate; other URIs are dropped. By, Hash, Subject, Cert and Chain are not used.
+// Certificate and NotAfter are not set, because the proof is the word of the proxy.
 //
 // The error wraps [ErrNoCredential] if there is no header or the peer is not trusted. It wraps [ErrRefused] if the
 // header occurs more than once, is longer than 16 KiB, is malformed, or names nothing, or if the policy does not
 // allow the ID.
-func ForwardedCertificate(o ForwardedOptions) (Authenticator, error) {
-	if err := spiffe.CheckPolicySource(o.Allow); err != nil {
-		return nil, fmt.Errorf("authn: forwarded certificate: Allow: %w", err)
+func ForwardedCertificate(allow spiffe.PolicySource, proxies ...netip.Prefix) (Authenticator, error) {
+	if err := spiffe.CheckPolicySource(allow); err != nil {
+		return nil, fmt.Errorf("authn: forwarded certificate: %w", err)
 	}
-	f := &forwarded{o.Allow, slices.Clone(o.Proxies), o.UnixPeers, verifycache.New[string, *Caller](maxKnown)}
+	f := &forwarded{allow, slices.Clone(proxies)}
 	for i, p := range f.proxies {
 		if !p.IsValid() || p.Bits() == 0 || p.Addr().Is4In6() {
-			return nil, fmt.Errorf("authn: forwarded certificate: Proxies: %v is no prefix, or one of all "+
+			return nil, fmt.Errorf("authn: forwarded certificate: the proxy %v is no prefix, or one of all "+
 				"addresses, or one of IPv4 in the form of IPv6", p)
 		}
 		f.proxies[i] = p.Masked()
@@ -74,21 +56,14 @@ func ForwardedCertificate(o ForwardedOptions) (Authenticator, error) {
 	return Func(f.authenticate), nil
 }
 
-const forwardedMethod = "forwarded-certificate"
-
 const (
 	forwardedHeader = "X-Forwarded-Client-Cert"
 	maxForwarded    = 16 << 10 // bytes
-
-	maxKnown     = 1000    // cached headers
-	longestKnown = 4 << 10 // bytes of a cached header
 )
 
 type forwarded struct {
-	allow     spiffe.PolicySource
-	proxies   []netip.Prefix
-	unixPeers bool
-	memory    *verifycache.Table[string, *Caller] // by the whole header
+	allow   spiffe.PolicySource
+	proxies []netip.Prefix
 }
 
 func (f *forwarded) authenticate(r *http.Request) (*Caller, error) {
@@ -101,9 +76,6 @@ func (f *forwarded) authenticate(r *http.Request) (*Caller, error) {
 			"the proxies", ErrNoCredential)
 	}
 	c, err := f.read(values)
-	if err == nil && !c.ID.IsZero() { // the policy may have changed since
-		err = f.allow.Policy().Check(c.ID)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("authn: forwarded certificate: %w: %w", ErrRefused, err)
 	}
@@ -114,7 +86,7 @@ func (f *forwarded) authenticate(r *http.Request) (*Caller, error) {
 func (f *forwarded) believes(r *http.Request) bool {
 	if local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok &&
 		strings.HasPrefix(local.Network(), "unix") {
-		return f.unixPeers
+		return false
 	}
 	at, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
@@ -124,29 +96,16 @@ func (f *forwarded) believes(r *http.Request) bool {
 	return from.IsLoopback() || slices.ContainsFunc(f.proxies, func(p netip.Prefix) bool { return p.Contains(from) })
 }
 
-// read returns the caller that the header names.
+// read returns the caller that the header names, if the policy allows it.
 func (f *forwarded) read(values []string) (*Caller, error) {
 	if len(values) > 1 {
 		return nil, errors.New("the header is there more than once")
 	}
-	header := values[0]
-	if c, ok := f.memory.Find(header); ok {
-		return c, nil
-	}
-	header = strings.Clone(header) // it may be a small part of a large string
-	c, err := readForwarded(header)
-	if err == nil && len(header) <= longestKnown {
-		f.memory.Keep(header, c, func(*Caller) int64 { return 0 })
-	}
-	return c, err
-}
-
-func readForwarded(header string) (*Caller, error) {
-	last, err := lastElement(header)
+	last, err := lastElement(values[0])
 	if err != nil {
 		return nil, err
 	}
-	c := &Caller{Method: forwardedMethod, Name: commonName(last.subject), DNSNames: validNames(last.dns)}
+	c := &Caller{Method: "forwarded-certificate", DNSNames: validNames(last.dns)}
 	for _, text := range last.uris {
 		id, err := spiffe.ParseID(text)
 		switch {
@@ -160,16 +119,18 @@ func readForwarded(header string) (*Caller, error) {
 		}
 	}
 	if !c.proven() {
-		return nil, errors.New("the certificate has neither a SPIFFE ID nor a DNS name nor a common name")
+		return nil, errors.New("the certificate has neither a SPIFFE ID nor a DNS name")
+	}
+	if !c.ID.IsZero() {
+		if err := f.allow.Policy().Check(c.ID); err != nil {
+			return nil, err
+		}
 	}
 	return c, nil
 }
 
 // element is what one proxy says about its client.
-type element struct {
-	subject   string // as it stands between the quotes
-	uris, dns []string
-}
+type element struct{ uris, dns []string }
 
 // lastElement reads a header, all of whose elements must be well-formed, and returns the last of them.
 func lastElement(header string) (last element, err error) {
@@ -210,12 +171,6 @@ func readElement(s string) (e element, rest string, more bool, err error) {
 				return e, "", false, fmt.Errorf("an element has %q twice", key)
 			}
 			seen[key] = true
-			if err := checkValue(key, value); err != nil {
-				return e, "", false, err
-			}
-			if key == "subject" {
-				e.subject = value
-			}
 		default:
 			return e, "", false, fmt.Errorf("an element has the key %.20q, which is not known", key)
 		}
@@ -259,77 +214,4 @@ func readValue(s string) (value, rest string, err error) {
 		}
 	}
 	return "", "", errors.New("a quote is not closed")
-}
-
-// checkValue checks the form of values that are not used.
-func checkValue(key, value string) error {
-	switch key {
-	case "hash":
-		if strings.Trim(value, "0123456789abcdefABCDEF") != "" {
-			return errors.New("the hash is not hexadecimal")
-		}
-	case "cert", "chain":
-		if _, err := url.PathUnescape(value); err != nil {
-			return fmt.Errorf("the value of %q is not URL-encoded", key)
-		}
-	}
-	return nil
-}
-
-// commonName returns the common name of a subject in the form of RFC 2253. It is empty if there is none or more than
-// one, or if the subject has another form.
-func commonName(subject string) (name string) {
-	for subject != "" {
-		n := 0
-		for n < len(subject) && !strings.ContainsRune(",+;", rune(subject[n])) {
-			if subject[n] == '\\' {
-				n++
-			}
-			n++
-		}
-		attribute := subject[:min(n, len(subject))]
-		subject = subject[min(n+1, len(subject)):]
-		key, text, ok := strings.Cut(attribute, "=")
-		key = strings.TrimSpace(key)
-		// OpenSSL's older form, in which keys and values cannot be told apart
-		if !ok || strings.HasPrefix(key, "/") {
-			return ""
-		}
-		if !strings.EqualFold(key, "CN") && key != "2.5.4.3" {
-			continue
-		}
-		value, ok := unescape(text)
-		if !ok || name != "" {
-			return ""
-		}
-		name = value
-	}
-	return name
-}
-
-// unescape returns the decoded RFC 2253 attribute value, if it is printable.
-func unescape(s string) (string, bool) {
-	var b []byte
-	for n := 0; n < len(s); n++ {
-		switch {
-		case s[n] != '\\':
-			b = append(b, s[n])
-		case n+1 < len(s) && strings.IndexByte(`,+"\<>;=# `, s[n+1]) >= 0:
-			n++
-			b = append(b, s[n])
-		case n+2 < len(s):
-			pair, err := hex.DecodeString(s[n+1 : n+3])
-			if err != nil {
-				return "", false
-			}
-			b = append(b, pair...)
-			n += 2
-		default:
-			return "", false
-		}
-	}
-	text := string(b)
-	ok := text != "" && s[0] != '#' && utf8.ValidString(text) &&
-		!strings.ContainsFunc(text, func(c rune) bool { return !unicode.IsPrint(c) })
-	return text, ok
 }

@@ -2,15 +2,14 @@
 // pass before a program uses it.
 //
 // The packages below this one are clients of certificate authorities; caclient/local is for an authority in this
-// The packages below this one are clients of certificate authorities; caclient/local is for an authority in this
 // process. Package secretcache accepts any of them, and itself repeats calls and checks answers. A program that calls
 // a CA directly wraps it with [New], and repeats a failed call if the method Retryable of the [*Error] says so.
 //
 // # What it promises
 //
 // A chain from a CA wrapped with [New] has the public key of the request, and the ID that the request names or the
-// names that Options.Expect requires. It is valid now, leads to a root of that trust domain, and contains no root and
-// no duplicate. A call ends when its context does.
+// names that Options.Expect requires. It is valid now, leads to a root of that trust domain, permits the role of the
+// Options (X509-SVID section 4.4), and contains no root and no duplicate. A call ends when its context does.
 //
 // # What it does not do
 //

@@ -11,32 +11,28 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Check tests the answer of a CA, so that a bad one replaces no working certificate. chain must have
+// check tests the answer of a CA, so that a bad one replaces no working certificate. chain must have
 //
 //   - at most 16 certificates and 64 KiB in DER, the leaf first, and only CA certificates after it;
 //   - a leaf with the public key of csr, of the form that want expects: [pki.ExpectID] for an X.509-SVID, which is
 //     not a CA and has the ID as its one SPIFFE ID and the key usage of a leaf (X509-SVID section 5.2);
-//   - a path from the leaf to a root in the bundle of want's own trust domain, valid at now;
-//   - extended key usages, if there are any on that path, with which a workload can serve and dial
-//     (X509-SVID section 4.4): see [spiffe.BothRoles], and [Options] for a CA that certifies one role only.
+//   - a path from the leaf to a root in the bundle of want's own trust domain, valid now;
+//   - extended key usages, if there are any on that path, that permit the role (X509-SVID section 4.4).
 //
-// Check ignores the names that csr requests: the caller sets want. The error is an [*Error] of the kind
-// [ErrBadAnswer]; it wraps a [*spiffe.VerifyError] if the verification failed.
-func Check(chain []*x509.Certificate, csr *pki.CSR, want pki.Expectation, bundles spiffe.BundleSource,
-	now time.Time) error {
-	return checkFor(spiffe.BothRoles, chain, csr, want, bundles, now)
-}
-
-func checkFor(role spiffe.Role, chain []*x509.Certificate, csr *pki.CSR, want pki.Expectation,
-	bundles spiffe.BundleSource, now time.Time) error {
-	if err := check(role, chain, csr, want, bundles, now); err != nil {
+// The error is an [*Error] of the kind [ErrBadAnswer]; it wraps a [*spiffe.VerifyError] if the verification failed.
+func (c *client) check(chain []*x509.Certificate, csr *pki.CSR, want pki.Expectation,
+	bundles spiffe.BundleSource) error {
+	err := checkForm(chain, csr)
+	if err == nil {
+		_, err = want.Verify(chain, bundles, c.opts.Role, time.Now())
+	}
+	if err != nil {
 		return &Error{Op: "check", Kind: ErrBadAnswer, Err: fmt.Errorf("certificate for %q: %w", want, err)}
 	}
 	return nil
 }
 
-func check(role spiffe.Role, chain []*x509.Certificate, csr *pki.CSR, want pki.Expectation,
-	bundles spiffe.BundleSource, now time.Time) error {
+func checkForm(chain []*x509.Certificate, csr *pki.CSR) error {
 	if err := certchain.CheckSize(chain); err != nil {
 		return err
 	}
@@ -45,14 +41,8 @@ func check(role spiffe.Role, chain []*x509.Certificate, csr *pki.CSR, want pki.E
 			return fmt.Errorf("certificate %d of %d is not a CA, and the leaf comes first", i+2, len(chain))
 		}
 	}
-	switch {
-	case csr == nil:
-		return errors.New("there is no request to compare it with")
-	case want.IsZero():
-		return fmt.Errorf("nothing was expected: %w", spiffe.ErrZero)
-	case !pki.PublicKeysEqual(chain[0].PublicKey, csr.PublicKey()):
+	if !pki.PublicKeysEqual(chain[0].PublicKey, csr.PublicKey()) {
 		return errors.New("the leaf's public key is not that of the request")
 	}
-	_, err := want.Verify(chain, bundles, role, now)
-	return err
+	return nil
 }

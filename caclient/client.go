@@ -40,10 +40,11 @@ type client struct {
 //
 // Failures are returned unchanged: the method Retryable of [*Error] says whether and when to repeat the call.
 //
-// Unless Expect is set, Sign needs a request that names exactly one SPIFFE ID. The answer must match: see [Check].
-// Before that, the chain is put in order, without roots and duplicates. It is checked against the bundles seen last;
-// if they do not vouch for it, they are fetched anew, because the CA may have a new root. The error for a bad answer
-// wraps [ErrBadAnswer].
+// Unless Expect is set, Sign needs a request that names exactly one SPIFFE ID. The answer must match it: see the
+// package comment. Before the check, the chain is put in order, without roots and duplicates. It has at most 16
+// certificates and 64 KiB. It is checked against the bundles seen last; if they do not vouch for it, they are fetched
+// anew, because the CA may have a new root. The error for a bad answer wraps [ErrBadAnswer], and the
+// [*spiffe.VerifyError] if there is one.
 func New(ca CA, opts *Options) (CA, error) {
 	if ca == nil {
 		return nil, errors.New("caclient: New needs a CA")
@@ -90,15 +91,15 @@ func (c *client) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration)
 	if err != nil {
 		return nil, err
 	}
-	if certchain.CheckSize(chain) == nil { // if not, Check says why
+	if certchain.CheckSize(chain) == nil { // if not, check says why
 		chain = certchain.Tidy(chain, csr.PublicKey())
 	}
-	err = checkFor(c.opts.Role, chain, csr, want, bundles, time.Now())
+	err = c.check(chain, csr, want, bundles)
 	if e, ok := errors.AsType[*spiffe.VerifyError](err); ok && e.Unvouched() {
 		if bundles, err = c.FetchBundles(ctx); err != nil {
 			return nil, err
 		}
-		err = checkFor(c.opts.Role, chain, csr, want, bundles, time.Now())
+		err = c.check(chain, csr, want, bundles)
 	}
 	if err != nil {
 		return nil, err

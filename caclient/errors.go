@@ -23,7 +23,7 @@ var (
 	// ErrDenied means that the CA has authenticated the caller, and refuses.
 	ErrDenied = errors.New("denied")
 
-	// ErrBadAnswer means that the answer of the CA failed [Check].
+	// ErrBadAnswer means that the answer of the CA failed the check of [New].
 	ErrBadAnswer = errors.New("bad answer")
 )
 

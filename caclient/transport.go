@@ -11,10 +11,12 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/redact"
@@ -93,31 +95,48 @@ type transport struct {
 	log *ratelog.Log
 
 	mu    sync.Mutex
-	roots *roots   // the last good ones; nil without a file
-	pair  *pair    // the last good one; nil if there is none
-	conns *conns   // nil before the first request
-	says  []func() // pending log records
+	roots parsed[x509.CertPool]
+	pair  parsed[pki.Credential]
+	conns *conns // nil before the first request
 }
 
 type redacted = redact.Text
 
-// roots are the content of a file. They do not change.
-type roots struct {
+// parsed is the last good content of files.
+type parsed[T any] struct {
+	value  *T // nil if there was none
 	digest [sha256.Size]byte
-	pool   *x509.CertPool
 }
 
-// pair is the content of two files. It does not change.
-type pair struct {
-	*pki.Credential
-	digest [sha256.Size]byte
+// read reads the files. It changes nothing if they are unchanged, or after an error.
+func (p *parsed[T]) read(limit int, parse func(contents [][]byte) (*T, error), names ...string) error {
+	var contents [][]byte
+	var digests []byte
+	for _, name := range names {
+		data, err := files.Read(name, limit)
+		if err != nil {
+			return err
+		}
+		sum := sha256.Sum256(data)
+		contents, digests = append(contents, data), append(digests, sum[:]...)
+	}
+	digest := sha256.Sum256(digests)
+	if digest == p.digest {
+		return nil
+	}
+	value, err := parse(contents)
+	if err != nil {
+		return fmt.Errorf("%s: %w", strings.Join(names, " and "), err)
+	}
+	p.value, p.digest = value, digest
+	return nil
 }
 
 // conns are the connections made with given roots and a pair.
 type conns struct {
 	*http.Transport
-	roots *roots
-	pair  *pair // nil: no certificate is presented
+	roots *x509.CertPool  // nil: the host's
+	pair  *pki.Credential // nil: no certificate is presented
 }
 
 func (t *transport) check() error {
@@ -134,12 +153,12 @@ func (t *transport) check() error {
 
 // RoundTrip implements [http.RoundTripper].
 func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	err := errors.New("caclient: the URL is not https, and this client uses nothing else")
-	if r.URL.Scheme == "https" {
-		var c *conns
-		if c, err = t.current(); err == nil {
-			return c.RoundTrip(r)
-		}
+	c, err := t.current()
+	if r.URL.Scheme != "https" {
+		err = errors.New("caclient: the URL is not https, and this client uses nothing else")
+	}
+	if err == nil {
+		return c.RoundTrip(r)
 	}
 	if r.Body != nil {
 		_ = r.Body.Close() // as a RoundTripper must
@@ -156,42 +175,25 @@ func (t *transport) CloseIdleConnections() {
 	}
 }
 
+const noCertificate = "caclient: no client certificate is presented to the CA"
+
 // current returns the connections for the files' current content. The error says why there are no roots.
 func (t *transport) current() (*conns, error) {
 	t.mu.Lock()
-	c, err := t.refresh()
-	says := t.says
-	t.says = nil
-	t.mu.Unlock()
-	for _, say := range says { // a logger can block
-		say()
-	}
-	return c, err
-}
-
-// refresh is current without the lock; the caller holds mu.
-func (t *transport) refresh() (*conns, error) {
+	defer t.mu.Unlock()
 	if t.o.RootsFile != "" {
-		err := t.readRoots()
-		if err != nil && t.roots == nil {
+		err := t.roots.read(maxRootsFile, parseRoots, t.o.RootsFile)
+		if err != nil && t.roots.value == nil {
 			return nil, fmt.Errorf("caclient: roots of the CA connection: %w", err)
 		}
 		if err != nil {
-			t.warn("caclient: the roots of the CA connection cannot be used; the last good ones stay", reason(err),
-				slog.Any("err", err))
+			t.log.Warn("caclient: the roots of the CA connection cannot be used; the last good ones stay",
+				"not usable", slog.Any("err", err))
 		}
 	}
-	if t.o.CertificateFile != "" {
-		t.readPair()
-	}
-	p := t.pair
-	if p != nil && !time.Now().Before(p.NotAfter()) {
-		t.warn("caclient: no client certificate is presented to the CA", "expired",
-			slog.String("file", t.o.CertificateFile), slog.Time("not_after", p.NotAfter()))
-		p = nil
-	}
-	if old := t.conns; old == nil || old.roots != t.roots || old.pair != p {
-		t.conns = t.connect(t.roots, p)
+	pair := t.certificate()
+	if old := t.conns; old == nil || old.roots != t.roots.value || old.pair != pair {
+		t.conns = t.connect(t.roots.value, pair)
 		if old != nil {
 			old.CloseIdleConnections() // busy connections end when they have been idle for long
 		}
@@ -199,118 +201,65 @@ func (t *transport) refresh() (*conns, error) {
 	return t.conns, nil
 }
 
-// warn logs a warning when mu, which the caller holds, is free.
-func (t *transport) warn(message, reason string, attrs ...slog.Attr) {
-	t.says = append(t.says, func() { t.log.Warn(message, reason, attrs...) })
-}
-
-// badFile is the error for a file with the wrong content.
-type badFile struct{ error }
-
-func (e badFile) Unwrap() error { return e.error }
-
-// reason returns the kind of an error of readRoots or loadPair, for the log.
-func reason(err error) string {
-	if _, ok := errors.AsType[badFile](err); ok {
-		return "not usable"
-	}
-	return "not readable"
-}
-
-// readRoots reads RootsFile. It changes nothing if the file is unchanged, or after an error.
-func (t *transport) readRoots() error {
-	data, err := files.Read(t.o.RootsFile, maxRootsFile)
-	if err != nil {
-		return err
-	}
-	digest := sha256.Sum256(data)
-	if t.roots != nil && t.roots.digest == digest {
+// certificate returns the pair to present; nil if there is none. A pair whose files are gone is withdrawn. Any other
+// error changes nothing, because the two files are not replaced at the same moment. The caller holds mu.
+func (t *transport) certificate() *pki.Credential {
+	if t.o.CertificateFile == "" {
 		return nil
 	}
-	certs, err := pki.ParseCertificatesPEM(data)
-	if err != nil {
-		return badFile{fmt.Errorf("%s: %w", t.o.RootsFile, err)}
-	}
-	pool := x509.NewCertPool()
-	for _, c := range certs {
-		pool.AddCert(c)
-	}
-	t.roots = &roots{digest, pool}
-	return nil
-}
-
-// readPair reads the client certificate and its key. A pair whose files are gone is withdrawn. Any other error
-// changes nothing, because the two files are not replaced at the same moment.
-func (t *transport) readPair() {
-	p, err := t.loadPair()
+	err := t.pair.read(maxPairFile, parsePair, t.o.CertificateFile, t.o.KeyFile)
 	switch {
-	case err == nil:
-		t.pair = p
 	case errors.Is(err, fs.ErrNotExist):
-		t.pair = nil
-		t.says = append(t.says, func() {
-			t.log.Log(slog.LevelInfo, "caclient: no client certificate is presented to the CA", "there is none",
-				slog.Any("err", err))
-		})
-	default:
-		t.warn("caclient: the client certificate for the CA cannot be used; the last good one stays until it expires",
-			reason(err), slog.Any("err", err))
+		t.pair = parsed[pki.Credential]{}
+		t.log.Log(slog.LevelInfo, noCertificate, "there is none", slog.Any("err", err))
+	case err != nil:
+		const message = "caclient: the client certificate for the CA cannot be used; the last good one stays until it ends"
+		t.log.Warn(message, "not usable", slog.Any("err", err))
 	}
+	pair := t.pair.value
+	if pair != nil && !time.Now().Before(pair.NotAfter()) {
+		t.log.Warn(noCertificate, "expired", slog.String("file", t.o.CertificateFile),
+			slog.Time("not_after", pair.NotAfter()))
+		return nil
+	}
+	return pair
 }
 
-func (t *transport) loadPair() (*pair, error) {
-	chainPEM, err := files.Read(t.o.CertificateFile, maxPairFile)
-	if err != nil {
-		return nil, err
-	}
-	keyPEM, err := files.Read(t.o.KeyFile, maxPairFile)
-	if err != nil {
-		return nil, err
-	}
-	chainSum, keySum := sha256.Sum256(chainPEM), sha256.Sum256(keyPEM)
-	digest := sha256.Sum256(append(chainSum[:], keySum[:]...))
-	if t.pair != nil && t.pair.digest == digest {
-		return t.pair, nil
-	}
-	chain, err := pki.ParseCertificatesPEM(chainPEM)
+func parseRoots(contents [][]byte) (*x509.CertPool, error) { return certpem.Pool(contents[0]) }
+
+// parsePair parses a certificate with its intermediates, and its key.
+func parsePair(contents [][]byte) (*pki.Credential, error) {
+	chain, err := pki.ParseCertificatesPEM(contents[0])
 	if err == nil {
 		err = certchain.CheckSize(chain)
 	}
 	if err != nil {
-		return nil, badFile{fmt.Errorf("%s: %w", t.o.CertificateFile, err)}
+		return nil, fmt.Errorf("certificate: %w", err)
 	}
-	key, err := pki.ParsePrivateKeyPEM(keyPEM)
+	key, err := pki.ParsePrivateKeyPEM(contents[1])
 	if err != nil {
-		return nil, badFile{fmt.Errorf("%s: %w", t.o.KeyFile, err)}
+		return nil, fmt.Errorf("key: %w", err)
 	}
-	c, err := pki.NewCredential(certchain.Tidy(chain, key.Public()), key)
-	if err != nil {
-		return nil, badFile{fmt.Errorf("%s and %s: %w", t.o.CertificateFile, t.o.KeyFile, err)}
-	}
-	return &pair{c, digest}, nil
+	return pki.NewCredential(certchain.Tidy(chain, key.Public()), key)
 }
 
-// connect returns a transport without connections yet.
-func (t *transport) connect(r *roots, p *pair) *conns {
+// connect returns a transport without connections yet. nil roots mean the host's, and a nil pair means none.
+func (t *transport) connect(roots *x509.CertPool, pair *pki.Credential) *conns {
 	cfg := &tls.Config{MinVersion: cmp.Or(t.o.MinVersion, tls.VersionTLS13), ServerName: t.o.ServerName,
-		Time: certchain.Now}
+		Time: certchain.Now, RootCAs: roots}
 	if t.o.PostQuantum {
 		cfg.CurvePreferences = []tls.CurveID{tls.X25519MLKEM768}
 	}
-	if r != nil {
-		cfg.RootCAs = r.pool
-	}
-	if p != nil {
+	if pair != nil {
 		cfg.GetClientCertificate = func(asked *tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			if err := asked.SupportsCertificate(p.TLSCertificate()); err != nil {
-				t.log.Warn("caclient: no client certificate is presented to the CA",
-					"the CA does not accept such a one", slog.Any("err", err))
+			if err := asked.SupportsCertificate(pair.TLSCertificate()); err != nil {
+				t.log.Warn(noCertificate, "the CA does not accept such a one", slog.Any("err", err))
 				return &tls.Certificate{}, nil
 			}
-			return p.TLSCertificate(), nil
+			return pair.TLSCertificate(), nil
 		}
 	}
 	tr := tlsalert.NewTransport(nil, false, (&net.Dialer{Timeout: connectTimeout}).DialContext)
 	tr.TLSClientConfig = cfg
-	return &conns{tr, r, p}
+	return &conns{tr, roots, pair}
 }

@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
+
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/programtest"
@@ -30,6 +32,5 @@ func TestHTTPClientSystemRoots(t *testing.T) {
 	require.NoError(t, os.Setenv("SSL_CERT_DIR", t.TempDir()))
 	c := newHTTPClient(t, caclient.TLSOptions{ServerName: "ca.test"})
 	requirePage(t, "HTTP/2.0 none", c, startTLS(t, host, nil).url)
-	_, err := page(t, c, startTLS(t, other, nil).url)
-	require.ErrorContains(t, err, "certificate signed by unknown authority")
+	require.ErrorContains(t, must.Err(page(t, c, startTLS(t, other, nil).url)), "certificate signed by unknown authority")
 }

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -14,9 +15,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/crypto/cryptobyte"
-	"golang.org/x/crypto/cryptobyte/asn1"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/spiffe"
@@ -81,22 +79,17 @@ type CertificateOptions struct {
 	Organization string
 	CommonName   string
 
-	CA         bool // makes a CA certificate; the next three fields are for CAs only
+	CA         bool // makes a CA certificate; the next two fields are for CAs only
 	MaxPathLen *int // how many CAs may follow below; nil means any number
 
 	// PermittedTrustDomains limits the certificates below this CA, at any depth: the host of a URI must be exactly
-	// one of these trust domains. The extension is critical. PermittedDNSDomains limits DNS names. Empty means no
-	// limit.
+	// one of these trust domains. The extension is critical. Empty means no limit.
 	//
 	// RFC 5280 and crypto/x509 disagree on whether a host name covers the hosts below it, so those are excluded by
 	// name. A list that the extension cannot express is refused: a trust domain that looks like an IP address, has an
 	// empty label or is below another of the list. Verifiers that do not know URI constraints refuse every
 	// certificate below such a CA: check yours.
 	PermittedTrustDomains []spiffe.TrustDomain
-
-	// PermittedDNSDomains limits the DNS names below this CA to these domains and their subdomains. Empty means no
-	// limit.
-	PermittedDNSDomains []string
 
 	// ExtKeyUsage lists the extended key usages. Nil means server and client authentication for a leaf, and no
 	// extension for a CA. An empty list that is not nil means no extension.
@@ -122,115 +115,137 @@ func (o *CertificateOptions) what() string {
 // template checks o as far as possible without an issuer. It returns the certificate to sign, and its SPIFFE ID, if
 // any.
 func (o *CertificateOptions) template() (*x509.Certificate, spiffe.ID, error) {
-	fail := func(rule, reason string, err error) (*x509.Certificate, spiffe.ID, error) {
-		return nil, spiffe.ID{}, &ProfileError{What: o.what(), Rule: rule, Reason: reason, Err: err}
-	}
 	id, rule, err := o.checkNames()
 	if err != nil {
-		return fail(rule, "", err)
+		return nil, id, o.error(rule, "", err)
 	}
 	if err := certpem.CheckKey(o.PublicKey); err != nil {
-		return fail("", "", err)
+		return nil, id, o.error("", "", err)
 	}
 	tmpl, err := newTemplate(o.NotBefore, o.NotAfter)
 	if err != nil {
-		return fail("", "", err)
+		return nil, id, o.error("", "", err)
 	}
 	if o.SerialNumber != nil {
 		if o.SerialNumber.Sign() <= 0 || o.SerialNumber.BitLen() > maxSerialBits {
-			return fail("", "the serial number is not positive, or has more than 20 octets", nil)
+			return nil, id, o.error("", "the serial number is not positive, or has more than 20 octets", nil)
 		}
 		tmpl.SerialNumber = new(big.Int).Set(o.SerialNumber)
 	}
 	tmpl.PublicKey = o.PublicKey
-	organization := o.Organization
-	if name := id.TrustDomain().String(); o.CA && !id.IsZero() && organization == "" && len(name) <= maxOrganization {
-		organization = name
+	if err := o.setNames(tmpl, id.TrustDomain()); err != nil {
+		return nil, id, o.error("", "", err)
 	}
-	if tmpl.Subject, err = subject(organization, o.CommonName); err != nil {
-		return fail("", "", err)
+	if tmpl.ExtKeyUsage, rule, err = o.extKeyUsage(!id.IsZero()); err != nil {
+		return nil, id, o.error(rule, "", err)
 	}
-	named := o.Organization != "" || o.CommonName != "" || o.CA // in the subject
-	switch {
-	case len(o.SANs) > 0:
-		value, err := marshalSANs(o.SANs)
-		if err != nil {
-			return fail("", "", err)
-		}
-		tmpl.ExtraExtensions = []pkix.Extension{{Id: oidSAN(), Critical: !named, Value: value}}
-	case !named:
-		return fail("", "", sanError("there is no name, and no subject either"))
+	if o.CA {
+		return tmpl, id, o.setCA(tmpl)
+	}
+	if o.MaxPathLen != nil || len(o.PermittedTrustDomains) > 0 {
+		return nil, id, o.error("", "a path length or permitted trust domains, which are for CAs only", nil)
 	}
 	tmpl.KeyUsage = x509.KeyUsageDigitalSignature
 	if _, ok := o.PublicKey.(*rsa.PublicKey); ok {
 		tmpl.KeyUsage |= x509.KeyUsageKeyEncipherment
 	}
-	if tmpl.ExtKeyUsage, rule, err = o.extKeyUsage(!id.IsZero()); err != nil {
-		return fail(rule, "", err)
+	return tmpl, id, nil
+}
+
+// error returns the error for a certificate that is not signed.
+func (o *CertificateOptions) error(rule, reason string, err error) error {
+	return &ProfileError{What: o.what(), Rule: rule, Reason: reason, Err: err}
+}
+
+// setNames sets the subject and the alternative names.
+func (o *CertificateOptions) setNames(tmpl *x509.Certificate, td spiffe.TrustDomain) (err error) {
+	organization := o.Organization
+	if name := td.String(); o.CA && organization == "" && !td.IsZero() && len(name) <= maxOrganization {
+		organization = name
 	}
-	if !o.CA {
-		if o.MaxPathLen != nil || len(o.PermittedTrustDomains) > 0 || len(o.PermittedDNSDomains) > 0 {
-			return fail("", "a path length or permitted names, which are for CAs only", nil)
+	if tmpl.Subject, err = subject(organization, o.CommonName); err != nil {
+		return err
+	}
+	named := o.Organization != "" || o.CommonName != "" || o.CA // in the subject
+	if len(o.SANs) == 0 {
+		if !named {
+			return sanError("there is no name, and no subject either")
 		}
-		return tmpl, id, nil
+		return nil
 	}
+	value, err := marshalSANs(o.SANs)
+	tmpl.ExtraExtensions = []pkix.Extension{{Id: oidSAN(), Critical: !named, Value: value}}
+	return err
+}
+
+// setCA sets what only a CA certificate has.
+func (o *CertificateOptions) setCA(tmpl *x509.Certificate) (err error) {
 	tmpl.IsCA, tmpl.MaxPathLen, tmpl.KeyUsage = true, -1, x509.KeyUsageCertSign|x509.KeyUsageCRLSign
 	if o.MaxPathLen != nil {
 		if *o.MaxPathLen < 0 {
-			return fail("X5-14", fmt.Sprintf("path length %d", *o.MaxPathLen), nil)
+			return o.error("X5-14", fmt.Sprintf("path length %d", *o.MaxPathLen), nil)
 		}
 		tmpl.MaxPathLen, tmpl.MaxPathLenZero = *o.MaxPathLen, *o.MaxPathLen == 0
 	}
 	if tmpl.SubjectKeyId, err = keyID(o.PublicKey); err != nil {
-		return fail("", "", err)
+		return o.error("", "", err)
 	}
 	tmpl.Subject.SerialNumber = hex.EncodeToString(tmpl.SubjectKeyId)
 	if err := o.constrain(tmpl); err != nil {
-		return fail("X5-15", "", err)
+		return o.error("X5-15", "", err)
 	}
-	return tmpl, id, nil
+	return nil
 }
 
 // checkNames checks the SANs one by one. A certificate with a SPIFFE ID has no other URI; a leaf's ID has a path, a
 // CA's has none.
 func (o *CertificateOptions) checkNames() (id spiffe.ID, rule string, err error) {
-	uris := 0
+	id, uris, err := findID(o.SANs)
+	switch {
+	case err != nil && o.CA && slices.Contains(o.SANs, IDSAN(spiffe.ID{})):
+		return id, "X5-10", err
+	case err != nil:
+		return id, "X5-1", err
+	}
 	for _, s := range o.SANs {
-		if s.Type == URI {
-			uris++
-			if s.Value == "" { // IDSAN of the zero ID
-				if rule = "X5-1"; o.CA {
-					rule = "X5-10"
-				}
-				return spiffe.ID{}, rule, sanError("the SPIFFE ID is empty")
-			}
-		}
-		if s.Type != URI || !strings.HasPrefix(s.Value, "spiffe:") {
-			if err := s.checkRequested(); err != nil {
-				return spiffe.ID{}, "", err
-			}
-			continue
-		}
-		if !id.IsZero() {
-			return spiffe.ID{}, "X5-1", sanError("there are two SPIFFE IDs")
-		}
-		if id, err = spiffe.ParseID(s.Value); err != nil {
-			return spiffe.ID{}, "X5-1", fmt.Errorf("%w: %w", errSAN, err)
-		}
-		if err := checkReadable(id.TrustDomain()); err != nil {
-			return spiffe.ID{}, "GO-3", fmt.Errorf("%s: %w", id.TrustDomain(), err)
+		if err := s.checkRequested(); errors.Is(err, errUnreadable) {
+			return id, "GO-3", fmt.Errorf("%s: %w", id.TrustDomain(), err)
+		} else if err != nil {
+			return id, "", err
 		}
 	}
 	switch {
 	case id.IsZero():
 	case uris > 1:
-		return spiffe.ID{}, "X5-1", sanError("there is another URI beside the SPIFFE ID")
+		return id, "X5-1", sanError("there is another URI beside the SPIFFE ID")
 	case o.CA && id.Path() != "":
-		return spiffe.ID{}, "X5-9", fmt.Errorf("%s has a path, as only a workload's ID should", id)
+		return id, "X5-9", fmt.Errorf("%s has a path, as only a workload's ID should", id)
 	case !o.CA && id.Path() == "":
-		return spiffe.ID{}, "X5-6", fmt.Errorf("%s has no path", id)
+		return id, "X5-6", fmt.Errorf("%s has no path", id)
 	}
 	return id, "", nil
+}
+
+// findID returns the SPIFFE ID among names, or the zero ID if there is none, and the number of URIs.
+func findID(sans []SAN) (id spiffe.ID, uris int, err error) {
+	for _, s := range sans {
+		if s.Type != URI {
+			continue
+		}
+		uris++
+		switch {
+		case s.Value == "": // IDSAN of the zero ID
+			return id, uris, sanError("the SPIFFE ID is empty")
+		case !strings.HasPrefix(s.Value, "spiffe:"):
+		case !id.IsZero():
+			return id, uris, sanError("there are two SPIFFE IDs")
+		default:
+			if id, err = spiffe.ParseID(s.Value); err != nil {
+				return id, uris, fmt.Errorf("%w: %w", errSAN, err)
+			}
+		}
+	}
+	return id, uris, nil
 }
 
 // extKeyUsage returns the default extended key usages, or those in o after checking them.
@@ -244,11 +259,6 @@ func (o *CertificateOptions) extKeyUsage(svid bool) (usage []x509.ExtKeyUsage, r
 	case !o.CA && svid && len(usage) > 0 && !(slices.Contains(usage, server) && slices.Contains(usage, client)):
 		return nil, "X5-20", errors.New("the extended key usage does not include both server " +
 			"and client authentication")
-	}
-	for n, u := range usage {
-		if u < x509.ExtKeyUsageAny || u > x509.ExtKeyUsageMicrosoftKernelCodeSigning || slices.Contains(usage[:n], u) {
-			return nil, "", fmt.Errorf("extended key usage %d is not known, or there twice", int(u))
-		}
 	}
 	return usage, "", nil
 }
@@ -266,23 +276,13 @@ func newTemplate(notBefore, notAfter time.Time) (*x509.Certificate, error) {
 	case notBefore.Year() < 1950 || notAfter.Year() > 9999:
 		return nil, errors.New("the years must be 1950 to 9999")
 	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 128))
 	return &x509.Certificate{
-		SerialNumber:          newSerial(),
+		SerialNumber:          serial,
 		NotBefore:             notBefore,
 		NotAfter:              notAfter,
 		BasicConstraintsValid: true,
-	}, nil
-}
-
-// newSerial returns a random number from 1 to 2^128-1.
-func newSerial() *big.Int {
-	var b [16]byte
-	for {
-		_, _ = rand.Read(b[:]) // it does not fail
-		if n := new(big.Int).SetBytes(b[:]); n.Sign() > 0 {
-			return n
-		}
-	}
+	}, err
 }
 
 // checkReadable refuses the trust domains whose certificates crypto/x509 cannot read.
@@ -305,11 +305,13 @@ func keyID(pub crypto.PublicKey) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	spki := cryptobyte.String(der)
-	var bits []byte
-	if !spki.ReadASN1(&spki, asn1.SEQUENCE) || !spki.SkipASN1(asn1.SEQUENCE) || !spki.ReadASN1BitStringAsBytes(&bits) {
-		return nil, errors.New("the public key has no DER form")
+	var spki struct {
+		Algorithm asn1.RawValue
+		Key       asn1.BitString
 	}
-	h := sha256.Sum256(bits)
+	if _, err := asn1.Unmarshal(der, &spki); err != nil {
+		return nil, err
+	}
+	h := sha256.Sum256(spki.Key.Bytes)
 	return h[:20], nil
 }

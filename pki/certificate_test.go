@@ -3,7 +3,6 @@ package pki_test
 import (
 	"bytes"
 	"crypto"
-	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -13,13 +12,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"math/big"
 	"net"
 	"net/url"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -574,20 +571,6 @@ func TestReadableTrustDomains(t *testing.T) {
 	}
 }
 
-func TestIssuerDoesNotPrintItsKey(t *testing.T) {
-	t.Parallel()
-	key := newKey(t, pki.Ed25519).(ed25519.PrivateKey)
-	i := must.Get(pki.NewRoot(key, rootOptions()))(t)
-	var buf bytes.Buffer
-	for _, log := range []*slog.Logger{slog.New(slog.NewTextHandler(&buf, nil)), slog.New(slog.NewJSONHandler(&buf, nil))} {
-		log.Info("x", "issuer", i, "value", *i, "any", struct{ I *pki.Issuer }{i})
-	}
-	assert.Contains(t, buf.String(), "example.org")
-	assertNoKey(t, key.Seed(), &buf, i, *i, pki.Issuer{})
-	assert.Equal(t, "pki.Issuer("+i.Certificate().Subject.String()+")", i.String())
-	assert.Equal(t, "[redacted]", pki.Issuer{}.String())
-}
-
 // assertNoKey prints values, and structs that hold them out of reach of their methods, in every way.
 func assertNoKey(t *testing.T, secret []byte, buf *bytes.Buffer, values ...any) {
 	t.Helper()
@@ -611,28 +594,6 @@ func assertNoKey(t *testing.T, secret []byte, buf *bytes.Buffer, values ...any) 
 	} {
 		assert.False(t, strings.Contains(text, form), "%q shows the key", form) // without printing it once more
 	}
-}
-
-func TestIssuerIsImmutableAndConcurrent(t *testing.T) {
-	t.Parallel()
-	i := newRoot(t)
-	chain := i.Chain()
-	chain[0] = nil
-	require.NotNil(t, i.Certificate())
-	csr := must.Get(pki.NewCSR(p256Key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			o := leafOptions()
-			o.PublicKey = csr.PublicKey()
-			leaf, err := i.Issue(o)
-			assert.NoError(t, err)
-			assert.NoError(t, leaf.CheckSignatureFrom(i.Certificate()))
-			_ = i.String()
-			_ = csr.SANs()
-		})
-	}
-	wg.Wait()
 }
 
 // TestCSRIsNotAuthority: of a request that wants everything, the certificate has the key and no more.

@@ -178,7 +178,7 @@ func (e Expectation) Verify(chain []*x509.Certificate, bundles spiffe.BundleSour
 	now time.Time) ([]*x509.Certificate, error) {
 	if !e.id.IsZero() {
 		v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(e.id),
-			&spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
+			func() time.Time { return now })
 		if err != nil {
 			return nil, err
 		}

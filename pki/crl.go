@@ -10,9 +10,6 @@ import (
 	"math/big"
 	"slices"
 
-	"golang.org/x/crypto/cryptobyte"
-	"golang.org/x/crypto/cryptobyte/asn1"
-
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -39,7 +36,7 @@ var errCRL = errors.New("invalid certificate revocation list")
 //
 // More than 1 MiB of input, 700 KiB for a list, or 100 lists give an error that wraps [spiffe.ErrTooLarge].
 func parseCRLs(data []byte) (crls []*x509.RevocationList, err error) {
-	err = certpem.Each(data, "X509 CRL", "list", maxCRLs, func(der []byte) error {
+	err = certpem.Each(data, "X509 CRL", "list", maxCRLs, nil, func(der []byte) error {
 		list, err := parseCRL(der)
 		crls = append(crls, list)
 		return err
@@ -55,16 +52,8 @@ func parseCRL(der []byte) (*x509.RevocationList, error) {
 	if err != nil {
 		return nil, certpem.Short(err)
 	}
-	if !isWhole(list, der) {
-		return nil, errors.New("there is something in the list, or after it, that crypto/x509 passes over")
-	}
-	switch list.SignatureAlgorithm {
-	case x509.ECDSAWithSHA256, x509.ECDSAWithSHA384, x509.ECDSAWithSHA512, x509.PureEd25519,
-		x509.SHA256WithRSA, x509.SHA384WithRSA,
-		x509.SHA512WithRSA, x509.SHA256WithRSAPSS, x509.SHA384WithRSAPSS, x509.SHA512WithRSAPSS:
-	default:
-		return nil, fmt.Errorf("the signature algorithm %v is not accepted, use SHA-256 or better",
-			list.SignatureAlgorithm)
+	if err := checkSignatureAlgorithm(list.SignatureAlgorithm); err != nil {
+		return nil, err
 	}
 	switch {
 	case len(list.RawIssuer) <= 2:
@@ -74,41 +63,63 @@ func parseCRL(der []byte) (*x509.RevocationList, error) {
 	case list.Number != nil && !validSerial(list.Number):
 		return nil, errors.New("the number is negative, or has more than 20 octets")
 	}
+	if _, err := decode[certificateList](der); err != nil {
+		return nil, err
+	}
+	if err := checkScope(list.Extensions); err != nil {
+		return nil, err
+	}
+	return list, checkEntries(list.RevokedCertificateEntries)
+}
+
+// certificateList is a list in RFC 5280, section 5.1, with a next update.
+type certificateList struct {
+	List struct {
+		Version                int `asn1:"optional"`
+		Algorithm, Issuer      encasn1.RawValue
+		ThisUpdate, NextUpdate encasn1.RawValue
+		Entries                []encasn1.RawValue `asn1:"optional"`
+		Extensions             []encasn1.RawValue `asn1:"optional,explicit,tag:0"`
+	}
+	Algorithm encasn1.RawValue
+	Signature encasn1.BitString
+}
+
+// checkScope refuses lists for a part of what their issuer has revoked, and extensions of a list that are not known.
+func checkScope(exts []pkix.Extension) error {
 	delta, point := encasn1.ObjectIdentifier{2, 5, 29, 27}, encasn1.ObjectIdentifier{2, 5, 29, 28}
-	for _, e := range list.Extensions {
+	for _, e := range exts {
 		if e.Id.Equal(delta) {
-			return nil, errors.New("this is a delta list, which does not stand alone")
+			return errors.New("this is a delta list, which does not stand alone")
 		}
 		if e.Id.Equal(point) {
 			if err := readIssuingPoint(e.Value, e.Critical); err != nil {
-				return nil, err
+				return err
 			}
 		}
 	}
-	if err := checkExtensions(list.Extensions, point); err != nil {
-		return nil, err
-	}
-	serials := make([][]byte, 0, len(list.RevokedCertificateEntries))
-	for n, e := range list.RevokedCertificateEntries {
+	return checkExtensions(exts, point)
+}
+
+func checkEntries(entries []x509.RevocationListEntry) error {
+	serials := make(map[string]bool, len(entries))
+	for n, e := range entries {
+		serial := e.SerialNumber.String()
 		switch {
 		case !validSerial(e.SerialNumber):
-			return nil, fmt.Errorf("entry %d: the serial number is negative, or has more than 20 octets", n+1)
+			return fmt.Errorf("entry %d: the serial number is negative, or has more than 20 octets", n+1)
+		case serials[serial]:
+			return fmt.Errorf("entry %d: serial number %s is there twice", n+1, serial)
 		// RFC 5280 does not use 7; 8 (removeFromCRL) is for delta lists.
 		case e.ReasonCode < 0 || e.ReasonCode > 10 || e.ReasonCode == 7 || e.ReasonCode == 8:
-			return nil, fmt.Errorf("entry %d: reason %d is not one that a complete list can have", n+1, e.ReasonCode)
+			return fmt.Errorf("entry %d: reason %d is not one that a complete list can have", n+1, e.ReasonCode)
 		}
 		if err := checkExtensions(e.Extensions, nil); err != nil {
-			return nil, fmt.Errorf("entry %d: %w", n+1, err)
+			return fmt.Errorf("entry %d: %w", n+1, err)
 		}
-		serials = append(serials, e.SerialNumber.Bytes())
+		serials[serial] = true
 	}
-	slices.SortFunc(serials, bytes.Compare)
-	for n := range serials {
-		if n > 0 && bytes.Equal(serials[n-1], serials[n]) {
-			return nil, fmt.Errorf("serial number %x is there twice", serials[n])
-		}
-	}
-	return list, nil
+	return nil
 }
 
 // checkExtensions refuses too many extensions, a repeated one, and a critical one other than known.
@@ -127,59 +138,27 @@ func checkExtensions(exts []pkix.Extension, known encasn1.ObjectIdentifier) erro
 	return nil
 }
 
-// isWhole reports whether crypto/x509 has read all of a list. It ignores trailing bytes, even inside, where
-// revocations or a critical extension could hide.
-func isWhole(list *x509.RevocationList, der cryptobyte.String) bool {
-	const extensions = asn1.Tag(0x80 | 0x20)
-	var body, tbs, exts cryptobyte.String
-	var time asn1.Tag
-	if !der.ReadASN1(&body, asn1.SEQUENCE) || !der.Empty() || !body.ReadASN1(&tbs, asn1.SEQUENCE) ||
-		!body.SkipASN1(asn1.SEQUENCE) || !body.SkipASN1(asn1.BIT_STRING) || !body.Empty() ||
-		!tbs.SkipASN1(asn1.INTEGER) || !tbs.SkipASN1(asn1.SEQUENCE) || !tbs.SkipASN1(asn1.SEQUENCE) ||
-		!tbs.ReadAnyASN1(&exts, &time) {
-		return false
-	}
-	if !list.NextUpdate.IsZero() && !tbs.ReadAnyASN1(&exts, &time) {
-		return false
-	}
-	if !tbs.SkipOptionalASN1(asn1.SEQUENCE) {
-		return false
-	}
-	if tbs.PeekASN1Tag(extensions) && (!tbs.ReadASN1(&exts, extensions) || !exts.SkipASN1(asn1.SEQUENCE) ||
-		!exts.Empty()) {
-		return false
-	}
-	return tbs.Empty()
-}
-
 // validSerial reports whether RFC 5280 requires users to handle n.
 func validSerial(n *big.Int) bool { return n.Sign() >= 0 && n.BitLen() <= maxSerialBits }
 
-// readIssuingPoint reads the issuing distribution point (RFC 5280, section 5.2.5), which says what a list covers.
-func readIssuingPoint(value cryptobyte.String, critical bool) error {
-	const name, onlyUsers, onlyCAs = asn1.Tag(0x80 | 0x20), asn1.Tag(0x80 | 1), asn1.Tag(0x80 | 2)
-	var point cryptobyte.String
-	if !critical || !value.ReadASN1(&point, asn1.SEQUENCE) || !value.Empty() || point.Empty() {
-		return errors.New("the issuing distribution point is not critical, not a SEQUENCE in DER, or empty")
+// readIssuingPoint reads the issuing distribution point (RFC 5280, section 5.2.5), which says what a list covers. It
+// refuses a list for some reasons, for other issuers' certificates or for attribute certificates.
+func readIssuingPoint(value []byte, critical bool) error {
+	type issuingPoint struct {
+		Name      encasn1.RawValue `asn1:"optional,tag:0"`
+		OnlyUsers bool             `asn1:"optional,tag:1"`
+		OnlyCAs   bool             `asn1:"optional,tag:2"`
 	}
-	if point.PeekASN1Tag(name) && !point.SkipASN1(name) {
-		return errors.New("the issuing distribution point is not DER")
-	}
-	for _, tag := range []asn1.Tag{onlyUsers, onlyCAs} {
-		var only cryptobyte.String
-		if point.PeekASN1Tag(tag) && (!point.ReadASN1(&only, tag) || string(only) != "\xff" || !point.Empty()) {
-			return errors.New("the issuing distribution point is not DER, or for more than one kind of certificates")
-		}
-	}
-	if !point.Empty() {
-		return errors.New("the list is for some reasons, for other issuers' certificates or for attribute " +
+	p, err := decode[issuingPoint](value)
+	if err != nil || !critical || len(value) == 2 || p.OnlyUsers && p.OnlyCAs {
+		return errors.New("the issuing distribution point is not critical, empty, not in DER, or for a part of the " +
 			"certificates, which is not supported")
 	}
 	return nil
 }
 
 // checkCRL verifies that ca signed list: names and key identifiers agree, ca is a CA whose key usages, if any,
-// include CRL signing, its key is acceptable ([CheckPublicKey]), and the signature verifies. It does not look at
+// include CRL signing, its key is acceptable ([ErrWeakKey]), and the signature verifies. It does not look at
 // dates.
 func checkCRL(list *x509.RevocationList, ca *x509.Certificate) error {
 	switch {

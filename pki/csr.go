@@ -3,8 +3,6 @@ package pki
 import (
 	"bytes"
 	"crypto"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -13,10 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"unicode/utf8"
-
-	"golang.org/x/crypto/cryptobyte"
-	"golang.org/x/crypto/cryptobyte/asn1"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/spiffe"
@@ -93,7 +87,7 @@ func NewCSR(key crypto.Signer, opts CSROptions) (*CSR, error) {
 	}
 	c := &CSR{der: der, key: pub, sans: slices.Clone(opts.SANs), commonName: opts.CommonName}
 	if opts.Organization != "" {
-		c.asks("its subject has an attribute of the kind ", cryptobyte.String(rawOrganization))
+		c.asks("its subject has an attribute of the kind ", oidOrganization())
 	}
 	return c, nil
 }
@@ -121,7 +115,7 @@ func ParseCSRPEM(data []byte) (*CSR, error) {
 }
 
 // ParseCSR parses a request in DER and verifies that it is signed with its own key. The cheap checks come first: size
-// (64 KiB), form and key ([CheckPublicKey]), then the signature. It copies der.
+// (64 KiB), form and key ([ErrWeakKey]), then the signature. It copies der.
 //
 // It reads strictly: no trailing bytes at any level, version 1, at most one extension request without repeated
 // extensions, at most one common name of at most 253 bytes (proxies put whole DNS names there), alternative names by
@@ -135,40 +129,8 @@ func ParseCSR(der []byte) (*CSR, error) {
 		return nil, csrTooLarge("", len(der), maxCSR)
 	}
 	c := &CSR{der: bytes.Clone(der)}
-	in := cryptobyte.String(c.der)
-	var body, tbs, alg cryptobyte.String
-	var sig []byte
-	if !in.ReadASN1(&body, asn1.SEQUENCE) {
-		return nil, csrError("not a SEQUENCE in DER")
-	}
-	if !in.Empty() {
-		return nil, csrError("%d bytes after the request", len(in))
-	}
-	if !body.ReadASN1Element(&tbs, asn1.SEQUENCE) || !body.ReadASN1(&alg, asn1.SEQUENCE) ||
-		!body.ReadASN1BitStringAsBytes(&sig) || !body.Empty() {
-		return nil, csrError("not information, algorithm and signature in DER")
-	}
-	if err := c.readInfo(tbs); err != nil {
+	if err := c.read(); err != nil {
 		return nil, csrError("%w", err)
-	}
-	sigAlg, err := readSignatureAlgorithm(alg, func() (x509.SignatureAlgorithm, error) {
-		std, err := x509.ParseCertificateRequest(c.der)
-		if err != nil {
-			return 0, err
-		}
-		return std.SignatureAlgorithm, nil
-	})
-	if err != nil {
-		return nil, csrError("%w", err)
-	}
-	std := &x509.CertificateRequest{
-		RawTBSCertificateRequest: tbs,
-		SignatureAlgorithm:       sigAlg,
-		Signature:                sig,
-		PublicKey:                c.key,
-	}
-	if err := std.CheckSignature(); err != nil {
-		return nil, csrError("the signature is not by the key in the request")
 	}
 	return c, nil
 }
@@ -223,64 +185,98 @@ func (c *CSR) OnlyNames() error {
 }
 
 // asks records the first item that the request asks for beside names.
-func (c *CSR) asks(what string, oid cryptobyte.String) {
+func (c *CSR) asks(what string, id encasn1.ObjectIdentifier) {
 	if c.more == "" {
-		c.more = what + oidText(oid)
+		c.more = what + id.String()
 	}
 }
 
-// The object identifiers that we compare, as DER contents.
-const (
-	rawCommonName       = "\x55\x04\x03"
-	rawOrganization     = "\x55\x04\x0a"
-	rawExtensionRequest = "\x2a\x86\x48\x86\xf7\x0d\x01\x09\x0e"
-	rawSubjectKeyID     = "\x55\x1d\x0e"
-	rawKeyUsage         = "\x55\x1d\x0f"
-	rawSAN              = "\x55\x1d\x11"
-	rawBasicConstraints = "\x55\x1d\x13"
-	rawExtKeyUsage      = "\x55\x1d\x25"
-	rawECDSAWithSHA256  = "\x2a\x86\x48\xce\x3d\x04\x03\x02"
-)
-
-func oidSAN() encasn1.ObjectIdentifier { return encasn1.ObjectIdentifier{2, 5, 29, 17} }
-
-// readInfo reads a CertificationRequestInfo.
-func (c *CSR) readInfo(tbs cryptobyte.String) error {
-	var info, subject, spki, attrs cryptobyte.String
-	var version int64
-	if !tbs.ReadASN1(&info, asn1.SEQUENCE) || !info.ReadASN1Integer(&version) ||
-		!info.ReadASN1(&subject, asn1.SEQUENCE) ||
-		!info.ReadASN1Element(&spki, asn1.SEQUENCE) {
-		return errors.New("not version, subject and key in DER")
-	}
-	if version != 0 {
-		return fmt.Errorf("version %d, want 0", version)
-	}
-	if !info.ReadASN1(&attrs, asn1.Tag(0).ContextSpecific().Constructed()) || !info.Empty() {
-		return errors.New("the key is not followed by attributes and the end, in DER")
-	}
-	var err error
-	if c.key, err = parsePublicKey(spki); err != nil {
-		return err
-	}
-	if err := c.readSubject(subject); err != nil {
-		return err
-	}
-	return c.readAttributes(attrs)
+// The object identifiers that we compare.
+func oidCommonName() encasn1.ObjectIdentifier   { return encasn1.ObjectIdentifier{2, 5, 4, 3} }
+func oidOrganization() encasn1.ObjectIdentifier { return encasn1.ObjectIdentifier{2, 5, 4, 10} }
+func oidSAN() encasn1.ObjectIdentifier          { return encasn1.ObjectIdentifier{2, 5, 29, 17} }
+func oidExtensionRequest() encasn1.ObjectIdentifier {
+	return encasn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 14}
 }
 
-// prefixP256 precedes the point in a SubjectPublicKeyInfo for an uncompressed P-256 key (RFC 5480).
-const prefixP256 = "\x30\x59\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01" +
-	"\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07\x03\x42\x00"
+// knownExtensions may be critical in a request: key identifier, key usage, basic constraints and extended key usage.
+func knownExtensions() []string { return []string{"2.5.29.14", "2.5.29.15", "2.5.29.19", "2.5.29.37"} }
 
-// parsePublicKey reads a SubjectPublicKeyInfo in DER and refuses weak keys. Almost all keys are P-256, which it reads
-// without package asn1, in a fifth of the time.
+// certificationRequest is a request in RFC 2986, section 4.
+type certificationRequest struct {
+	Info      encasn1.RawValue
+	Algorithm pkix.AlgorithmIdentifier
+	Signature encasn1.BitString
+}
+
+type requestInfo struct {
+	Version    int
+	Subject    []rdnSET
+	PublicKey  encasn1.RawValue
+	Attributes []attribute `asn1:"tag:0"`
+}
+
+// rdnSET is a part of a name. Package asn1 knows a SET by the end of the type's name.
+type rdnSET []struct {
+	Type  encasn1.ObjectIdentifier
+	Value encasn1.RawValue
+}
+
+type attribute struct {
+	Type   encasn1.ObjectIdentifier
+	Values []encasn1.RawValue `asn1:"set"`
+}
+
+// decode decodes a value in DER that has no bytes beside the fields of T. Package asn1 and crypto/x509 ignore what
+// follows the last field of a SEQUENCE, where a wish or a restriction could hide.
+func decode[T any](der []byte) (v T, err error) {
+	if _, err := encasn1.Unmarshal(der, &v); err != nil {
+		return v, errors.New("it is not in DER, or of another form")
+	}
+	if again, err := encasn1.Marshal(v); err != nil || !bytes.Equal(again, der) {
+		return v, errors.New("it is not in DER, or has something that crypto/x509 passes over")
+	}
+	return v, nil
+}
+
+// read reads c.der.
+func (c *CSR) read() error {
+	r, err := decode[certificationRequest](c.der)
+	if err != nil {
+		return err
+	}
+	info, err := decode[requestInfo](r.Info.FullBytes)
+	if err != nil {
+		return err
+	}
+	if info.Version != 0 {
+		return fmt.Errorf("version %d, want 0", info.Version)
+	}
+	if c.key, err = parsePublicKey(info.PublicKey.FullBytes); err != nil {
+		return err
+	}
+	if err := c.readSubject(info.Subject); err != nil {
+		return err
+	}
+	if err := c.readAttributes(info.Attributes); err != nil {
+		return err
+	}
+	std := &x509.CertificateRequest{
+		RawTBSCertificateRequest: r.Info.FullBytes,
+		Signature:                r.Signature.Bytes,
+		PublicKey:                c.key,
+	}
+	if std.SignatureAlgorithm, err = c.signatureAlgorithm(r.Algorithm); err != nil {
+		return err
+	}
+	if r.Signature.BitLength%8 != 0 || std.CheckSignature() != nil {
+		return errors.New("the signature is not by the key in the request")
+	}
+	return nil
+}
+
+// parsePublicKey reads a SubjectPublicKeyInfo in DER and refuses weak keys.
 func parsePublicKey(spki []byte) (crypto.PublicKey, error) {
-	if point, ok := bytes.CutPrefix(spki, []byte(prefixP256)); ok {
-		if key, err := ecdsa.ParseUncompressedPublicKey(elliptic.P256(), point); err == nil {
-			return key, nil
-		}
-	}
 	key, err := x509.ParsePKIXPublicKey(spki)
 	if err != nil {
 		return nil, errors.New("the public key is malformed or of an unknown kind")
@@ -294,28 +290,61 @@ func parsePublicKey(spki []byte) (crypto.PublicKey, error) {
 	return key, nil
 }
 
-// readSubject reads the common name in a Name and skips other attributes, such as the organization that some clients
-// always send.
-func (c *CSR) readSubject(rdns cryptobyte.String) error {
-	found := false
-	for !rdns.Empty() {
-		var rdn cryptobyte.String
-		if !rdns.ReadASN1(&rdn, asn1.SET) || rdn.Empty() {
-			return errors.New("the subject is not DER")
+// signatureAlgorithms has the algorithms that are accepted. RSA-PSS is one identifier for three algorithms; its
+// parameters tell them apart.
+var signatureAlgorithms = map[string]x509.SignatureAlgorithm{
+	"1.2.840.10045.4.3.2":   x509.ECDSAWithSHA256,
+	"1.2.840.10045.4.3.3":   x509.ECDSAWithSHA384,
+	"1.2.840.10045.4.3.4":   x509.ECDSAWithSHA512,
+	"1.3.101.112":           x509.PureEd25519,
+	"1.2.840.113549.1.1.10": x509.SHA256WithRSAPSS,
+	"1.2.840.113549.1.1.11": x509.SHA256WithRSA,
+	"1.2.840.113549.1.1.12": x509.SHA384WithRSA,
+	"1.2.840.113549.1.1.13": x509.SHA512WithRSA,
+}
+
+// signatureAlgorithm returns the algorithm of the signature.
+func (c *CSR) signatureAlgorithm(id pkix.AlgorithmIdentifier) (x509.SignatureAlgorithm, error) {
+	a := signatureAlgorithms[id.Algorithm.String()]
+	switch parameters := id.Parameters.FullBytes; {
+	case a == x509.SHA256WithRSAPSS:
+		std, err := x509.ParseCertificateRequest(c.der)
+		if err != nil {
+			return a, certpem.Short(err)
 		}
-		for !rdn.Empty() {
-			var attr, value cryptobyte.String
-			var tag asn1.Tag
-			if !rdn.ReadASN1(&attr, asn1.SEQUENCE) {
-				return errors.New("the subject is not DER")
-			}
-			oid, ok := readOID(&attr)
-			if !ok || !attr.ReadAnyASN1(&value, &tag) || !attr.Empty() {
-				return errors.New("the subject is not DER")
-			}
-			if string(oid) != rawCommonName {
-				if string(oid) != rawOrganization || len(value) > 0 {
-					c.asks("its subject has an attribute of the kind ", oid)
+		a = std.SignatureAlgorithm
+	case len(parameters) == 0, a >= x509.SHA256WithRSA && a <= x509.SHA512WithRSA &&
+		bytes.Equal(parameters, encasn1.NullBytes): // RFC 4055, section 5
+	default:
+		return a, errors.New("the signature algorithm has parameters that it cannot have")
+	}
+	return a, checkSignatureAlgorithm(a)
+}
+
+// checkSignatureAlgorithm refuses signatures that are weaker than with SHA-256.
+func checkSignatureAlgorithm(a x509.SignatureAlgorithm) error {
+	switch a {
+	case x509.ECDSAWithSHA256, x509.ECDSAWithSHA384, x509.ECDSAWithSHA512, x509.PureEd25519,
+		x509.SHA256WithRSA, x509.SHA384WithRSA, x509.SHA512WithRSA,
+		x509.SHA256WithRSAPSS, x509.SHA384WithRSAPSS, x509.SHA512WithRSAPSS:
+		return nil
+	}
+	return fmt.Errorf("the signature algorithm %v is not accepted, use SHA-256 or better", a)
+}
+
+// readSubject reads the common name in a name and skips other attributes, such as the organization that some clients
+// always send.
+func (c *CSR) readSubject(rdns []rdnSET) error {
+	found := false
+	for _, rdn := range rdns {
+		if len(rdn) == 0 {
+			return errors.New("the subject has an empty part")
+		}
+		for _, a := range rdn {
+			text := string(a.Value.Bytes)
+			if !a.Type.Equal(oidCommonName()) {
+				if !a.Type.Equal(oidOrganization()) || text != "" {
+					c.asks("its subject has an attribute of the kind ", a.Type)
 				}
 				continue
 			}
@@ -323,17 +352,46 @@ func (c *CSR) readSubject(rdns cryptobyte.String) error {
 				return errors.New("the subject has two common names")
 			}
 			found = true
-			if tag != asn1.UTF8String && tag != asn1.PrintableString && tag != asn1.IA5String {
-				return fmt.Errorf("the common name is a string with tag %#x", uint8(tag))
-			}
-			if tag != asn1.UTF8String && !isASCII(value) {
+			switch {
+			case a.Value.Tag == encasn1.TagUTF8String:
+			case a.Value.Tag != encasn1.TagPrintableString && a.Value.Tag != encasn1.TagIA5String:
+				return fmt.Errorf("the common name is a string with tag %d", a.Value.Tag)
+			case !printable(text):
 				return errors.New("the common name has bytes that its string type does not allow")
 			}
-			if len(value) == 0 {
-				continue // some clients always send one
+			if err := checkText("common name", text, maxReadCommonName); err != nil {
+				return err
 			}
-			c.commonName = string(value)
-			if err := checkText("common name", c.commonName, maxReadCommonName); err != nil {
+			c.commonName = text // some clients always send an empty one
+		}
+	}
+	return nil
+}
+
+// readAttributes reads the requested extensions and skips other attributes, such as a challenge password.
+func (c *CSR) readAttributes(attrs []attribute) error {
+	found := false
+	for _, a := range attrs {
+		if !a.Type.Equal(oidExtensionRequest()) {
+			c.asks("it has the attribute ", a.Type)
+			continue
+		}
+		if found || len(a.Values) != 1 {
+			return errors.New("there is not exactly one list of extensions")
+		}
+		found = true
+		exts, err := decode[[]pkix.Extension](a.Values[0].FullBytes)
+		if err != nil {
+			return fmt.Errorf("extensions: %w", err)
+		}
+		if len(exts) > maxCSRExtensions {
+			return fmt.Errorf("more than %d extensions: %w", maxCSRExtensions, spiffe.ErrTooLarge)
+		}
+		for n, e := range exts {
+			if slices.ContainsFunc(exts[:n], func(o pkix.Extension) bool { return o.Id.Equal(e.Id) }) {
+				return fmt.Errorf("extension %s is there twice", e.Id)
+			}
+			if err := c.readExtension(e); err != nil {
 				return err
 			}
 		}
@@ -341,153 +399,17 @@ func (c *CSR) readSubject(rdns cryptobyte.String) error {
 	return nil
 }
 
-func isASCII(b []byte) bool {
-	return !slices.ContainsFunc(b, func(c byte) bool { return c >= utf8.RuneSelf })
-}
-
-// readAttributes reads the requested extensions and skips other attributes, such as a challenge password.
-func (c *CSR) readAttributes(attrs cryptobyte.String) error {
-	found := false
-	for !attrs.Empty() {
-		var attr, values cryptobyte.String
-		if !attrs.ReadASN1(&attr, asn1.SEQUENCE) {
-			return errors.New("the attributes are not DER")
-		}
-		oid, ok := readOID(&attr)
-		if !ok || !attr.ReadASN1(&values, asn1.SET) || !attr.Empty() {
-			return errors.New("the attributes are not DER")
-		}
-		if string(oid) != rawExtensionRequest {
-			c.asks("it has the attribute ", oid)
-			continue
-		}
-		if found {
-			return errors.New("two requests for extensions")
-		}
-		found = true
-		var exts cryptobyte.String
-		if !values.ReadASN1(&exts, asn1.SEQUENCE) || !values.Empty() {
-			return errors.New("the request for extensions is not one SEQUENCE in DER")
-		}
-		if err := readExtensions(exts, maxCSRExtensions, c.readExtension); err != nil {
-			return err
-		}
+// readExtension reads a requested extension.
+func (c *CSR) readExtension(e pkix.Extension) (err error) {
+	if e.Id.Equal(oidSAN()) {
+		c.sans, err = parseSANs(e.Value)
+		return err
 	}
+	if e.Critical && !slices.Contains(knownExtensions(), e.Id.String()) {
+		return fmt.Errorf("extension %s is critical and not known", e.Id)
+	}
+	c.asks("it asks for the extension ", e.Id)
 	return nil
-}
-
-// readExtension reads one requested extension.
-func (c *CSR) readExtension(oid, value cryptobyte.String, critical bool) error {
-	switch string(oid) {
-	case rawSAN:
-		sans, err := parseSANs(value)
-		if err != nil {
-			return err
-		}
-		c.sans = sans
-		return nil
-	case rawKeyUsage, rawExtKeyUsage, rawBasicConstraints, rawSubjectKeyID:
-	default:
-		if critical {
-			return fmt.Errorf("extension %s is critical and not known", oidText(oid))
-		}
-	}
-	c.asks("it asks for the extension ", oid)
-	return nil
-}
-
-// readExtensions calls read with each extension in exts, the contents of a SEQUENCE: the contents of its OID and of
-// its OCTET STRING.
-func readExtensions(exts cryptobyte.String, limit int,
-	read func(oid, value cryptobyte.String, critical bool) error) error {
-	var few [8]cryptobyte.String
-	seen := few[:0]
-	for !exts.Empty() {
-		var ext, value cryptobyte.String
-		if !exts.ReadASN1(&ext, asn1.SEQUENCE) {
-			return errors.New("the extensions are not DER")
-		}
-		oid, ok := readOID(&ext)
-		critical := false
-		if ok && ext.PeekASN1Tag(asn1.BOOLEAN) {
-			ok = ext.ReadASN1Boolean(&critical) && critical // DER leaves out a default value
-		}
-		if !ok || !ext.ReadASN1(&value, asn1.OCTET_STRING) || !ext.Empty() {
-			return errors.New("the extensions are not DER")
-		}
-		if len(seen) == limit {
-			return fmt.Errorf("more than %d extensions: %w", limit, spiffe.ErrTooLarge)
-		}
-		if slices.ContainsFunc(seen, func(o cryptobyte.String) bool { return bytes.Equal(o, oid) }) {
-			return fmt.Errorf("extension %s is there twice", oidText(oid))
-		}
-		seen = append(seen, oid)
-		if err := read(oid, value, critical); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// signatureAlgorithms has the algorithms with SHA-256 or better, and Ed25519, by the contents of their identifiers.
-// RSA-PSS has one identifier for three algorithms; its parameters tell them apart.
-var signatureAlgorithms = map[string]x509.SignatureAlgorithm{
-	rawECDSAWithSHA256:                     x509.ECDSAWithSHA256,
-	"\x2a\x86\x48\xce\x3d\x04\x03\x03":     x509.ECDSAWithSHA384,
-	"\x2a\x86\x48\xce\x3d\x04\x03\x04":     x509.ECDSAWithSHA512,
-	"\x2b\x65\x70":                         x509.PureEd25519,
-	"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0b": x509.SHA256WithRSA,
-	"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0c": x509.SHA384WithRSA,
-	"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0d": x509.SHA512WithRSA,
-	"\x2a\x86\x48\x86\xf7\x0d\x01\x01\x0a": x509.SHA256WithRSAPSS,
-}
-
-// readSignatureAlgorithm reads an identifier listed in signatureAlgorithms. For RSA-PSS it asks std.
-func readSignatureAlgorithm(alg cryptobyte.String,
-	std func() (x509.SignatureAlgorithm, error)) (x509.SignatureAlgorithm, error) {
-	const null = "\x05\x00" // the parameters of RSA are this or absent (RFC 4055, section 5)
-	oid, ok := readOID(&alg)
-	if !ok {
-		return 0, errors.New("the signature algorithm is not DER")
-	}
-	switch a := signatureAlgorithms[string(oid)]; {
-	case a == x509.UnknownSignatureAlgorithm:
-		return 0, fmt.Errorf("the signature algorithm %s is not accepted, use SHA-256 or better", oidText(oid))
-	case a == x509.SHA256WithRSAPSS:
-		// Rare, with complex parameters: leave them to the standard library.
-		switch a, _ := std(); a {
-		case x509.SHA256WithRSAPSS, x509.SHA384WithRSAPSS, x509.SHA512WithRSAPSS:
-			return a, nil
-		}
-		return 0, errors.New("the parameters of RSA-PSS are not those of SHA-256, SHA-384 or SHA-512")
-	case alg.Empty() || string(alg) == null && a >= x509.SHA256WithRSA && a <= x509.SHA512WithRSA:
-		return a, nil
-	}
-	return 0, errors.New("the signature algorithm has parameters that it cannot have")
-}
-
-// readOID reads an object identifier and returns its contents, which compare faster than decoded ones.
-func readOID(s *cryptobyte.String) (raw cryptobyte.String, ok bool) {
-	again := *s
-	if !s.ReadASN1(&raw, asn1.OBJECT_IDENTIFIER) {
-		return nil, false
-	}
-	switch string(raw) {
-	case rawCommonName, rawExtensionRequest, rawSAN, rawECDSAWithSHA256:
-		return raw, true // the usual ones are well formed
-	}
-	var oid encasn1.ObjectIdentifier
-	return raw, again.ReadASN1ObjectIdentifier(&oid)
-}
-
-// oidText formats contents that readOID returned, for errors.
-func oidText(raw cryptobyte.String) string {
-	var oid encasn1.ObjectIdentifier
-	element := append(cryptobyte.String{byte(asn1.OBJECT_IDENTIFIER), byte(len(raw))}, raw...)
-	if len(raw) > 0x7f || !element.ReadASN1ObjectIdentifier(&oid) {
-		return "of a long name"
-	}
-	return oid.String()
 }
 
 func csrError(format string, args ...any) error {

@@ -74,10 +74,11 @@ func ParseKeyCertBundle(p KeyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	return finish(parseKeyCertBundle(p, now))
 }
 
-// NewSelfSigned makes a certificate that is signed with its own key.
+// NewSelfSigned makes the certificate of a root.
 func NewSelfSigned(key crypto.Signer, o CertificateOptions) (*x509.Certificate, error) {
-	return newSelfSigned(key, o)
+	root, err := NewRoot(key, o)
+	if err != nil {
+		return nil, err
+	}
+	return root.Certificate(), nil
 }
-
-// ParsePublicKey reads the key of a request.
-func ParsePublicKey(spki []byte) (crypto.PublicKey, error) { return parsePublicKey(spki) }

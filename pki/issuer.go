@@ -4,15 +4,11 @@ import (
 	"crypto"
 	"crypto/rand"
 	"crypto/x509"
-	"errors"
+	"encoding/asn1"
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"time"
-
-	"golang.org/x/crypto/cryptobyte"
-	"golang.org/x/crypto/cryptobyte/asn1"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/redact"
@@ -102,32 +98,23 @@ func NewIssuer(chain []*x509.Certificate, key crypto.Signer) (*Issuer, error) {
 // key's. CA need not be set. The error is a [*ProfileError], or says why key did not sign.
 func NewRoot(key crypto.Signer, o CertificateOptions) (*Issuer, error) {
 	o.CA = true
-	cert, err := newSelfSigned(key, o)
+	if key == nil {
+		return nil, o.error("", "no private key", nil)
+	}
+	public := key.Public()
+	if o.PublicKey != nil && !PublicKeysEqual(o.PublicKey, public) {
+		return nil, o.error("", "", ErrKeyMismatch)
+	}
+	o.PublicKey = public
+	tmpl, _, err := o.template()
+	if err != nil {
+		return nil, err
+	}
+	cert, err := sign(whatCA, tmpl, tmpl, signer{key, public})
 	if err != nil {
 		return nil, err
 	}
 	return NewIssuer([]*x509.Certificate{cert}, key)
-}
-
-// newSelfSigned makes a certificate signed with its own key. A workload's X.509-SVID cannot be self-signed.
-func newSelfSigned(key crypto.Signer, o CertificateOptions) (*x509.Certificate, error) {
-	if key == nil {
-		return nil, &ProfileError{What: o.what(), Reason: "no private key"}
-	}
-	public := key.Public()
-	if o.PublicKey != nil && !PublicKeysEqual(o.PublicKey, public) {
-		return nil, &ProfileError{What: o.what(), Err: ErrKeyMismatch}
-	}
-	o.PublicKey = public
-	tmpl, id, err := o.template()
-	if err != nil {
-		return nil, err
-	}
-	if !id.IsZero() && !o.CA {
-		return nil, &ProfileError{What: whatLeaf, Rule: "X5-5",
-			Reason: "a workload's certificate cannot be its own root"}
-	}
-	return sign(o.what(), tmpl, tmpl, signer{key, public})
 }
 
 // Renew returns an Issuer with the same key and a new certificate, which keeps the subject and extensions of the old
@@ -157,7 +144,10 @@ func (i *Issuer) Renew(notBefore, notAfter time.Time) (*Issuer, error) {
 			if len(old.AuthorityKeyId) == 0 {
 				continue
 			}
-			if e.Value, err = marshalAuthorityKeyID(old.AuthorityKeyId); err != nil {
+			id := struct {
+				KeyID []byte `asn1:"tag:0"`
+			}{old.AuthorityKeyId}
+			if e.Value, err = asn1.Marshal(id); err != nil {
 				return fail("", err)
 			}
 		}
@@ -184,14 +174,15 @@ func (i *Issuer) Chain() []*x509.Certificate { return slices.Clone(i.chain) }
 // Issue signs a certificate for a workload, for a CA below this one, or for another server or client. The caller
 // vouches for every name in o.
 //
-// Issue first checks that:
+// Issue checks that:
 //
 //   - the names are valid and few enough
 //   - a SPIFFE ID is the only URI, with a path for a workload and without one for a CA; crypto/x509 can read its trust
 //     domain; and a workload is in the issuer's trust domain, if the issuer has an ID (a CA may be in another)
 //   - the key is strong enough ([ErrWeakKey]) and not the issuer's own
-//   - no CA in [Issuer.Chain] has name constraints that forbid a name, or a path length that forbids another CA
+//   - no CA in [Issuer.Chain] has a path length that forbids another CA
 //   - the validity is not empty and ends no later than [Issuer.Certificate]
+//   - the name constraints of the CAs permit the names: if there are any, Issue verifies the signed certificate
 //
 // The error is a [*ProfileError], or says why the issuer's key did not sign. Issue never returns a certificate that
 // does not verify with the issuer's certificate.
@@ -201,34 +192,33 @@ func (i *Issuer) Issue(o CertificateOptions) (*x509.Certificate, error) {
 		return nil, err
 	}
 	ca := i.Certificate()
-	fail := func(rule, reason string, err error) (*x509.Certificate, error) {
-		return nil, &ProfileError{What: o.what(), Rule: rule, Reason: reason, Err: err}
-	}
 	if o.CA {
 		if why := noRoom(i.chain, o.MaxPathLen); why != "" {
-			return fail("X5-14", why, nil)
+			return nil, o.error("X5-14", why, nil)
 		}
 	}
 	switch {
 	case !o.CA && !id.IsZero() && !i.id.IsZero() && !id.MemberOf(i.id.TrustDomain()):
-		return fail("X5-11", fmt.Sprintf("%s is not in %s, the trust domain of the issuer", id, i.id.TrustDomain()),
-			nil)
+		return nil, o.error("X5-11", fmt.Sprintf("%s is not in %s, the trust domain of the issuer", id,
+			i.id.TrustDomain()), nil)
 	case tmpl.NotAfter.After(ca.NotAfter):
-		return fail("", fmt.Sprintf("NotAfter is %s later than the issuer's", tmpl.NotAfter.Sub(ca.NotAfter)),
-			errOutlivesIssuer)
+		return nil, o.error("", fmt.Sprintf("NotAfter is %s later than the issuer's",
+			tmpl.NotAfter.Sub(ca.NotAfter)), errOutlivesIssuer)
 	case PublicKeysEqual(o.PublicKey, ca.PublicKey):
 		rule := "X5-5"
 		if o.CA {
 			rule = ""
 		}
-		return fail(rule, "the key is the issuer's own", nil)
+		return nil, o.error(rule, "the key is the issuer's own", nil)
 	}
-	for _, above := range i.chain {
-		if err := checkPermitted(above, o.SANs); err != nil {
-			return fail("X5-15", "", err)
-		}
+	cert, err := sign(o.what(), tmpl, ca, i.key())
+	if err != nil {
+		return nil, err
 	}
-	return sign(o.what(), tmpl, ca, i.key())
+	if err := checkPermitted(cert, i.chain); err != nil {
+		return nil, o.error("X5-15", "", err)
+	}
+	return cert, nil
 }
 
 // sign signs tmpl, whose PublicKey is set, for parent, which may be tmpl.
@@ -248,15 +238,6 @@ func sign(what string, tmpl, parent *x509.Certificate, key signer) (*x509.Certif
 	return cert, nil
 }
 
-// marshalAuthorityKeyID returns the value of an extension that names a key and nothing else.
-func marshalAuthorityKeyID(id []byte) ([]byte, error) {
-	var b cryptobyte.Builder
-	b.AddASN1(asn1.SEQUENCE, func(b *cryptobyte.Builder) {
-		b.AddASN1(asn1.Tag(0).ContextSpecific(), func(b *cryptobyte.Builder) { b.AddBytes(id) })
-	})
-	return b.Bytes()
-}
-
 // tooDeep returns the index of the first CA in chain whose path length is less than its index, or 0. The index is the
 // number of CAs between it and a leaf.
 func tooDeep(chain []*x509.Certificate) int {
@@ -272,17 +253,9 @@ func tooDeep(chain []*x509.Certificate) int {
 func noRoom(chain []*x509.Certificate, want *int) string {
 	for n, c := range chain {
 		room, limited := pathLen(c)
-		switch left := room - n; { // n CAs are between c and the new one
-		case !limited:
-		case left <= 0 && n == 0:
-			return "the path length of the issuer is 0, which allows no CA below it"
-		case left <= 0:
-			return fmt.Sprintf("the path length of %q, above the issuer, is %d, which allows no CA below the issuer",
-				c.Subject, room)
-		case want != nil && *want >= left && n == 0:
-			return fmt.Sprintf("path length %d, the issuer's of %d allows at most %d", *want, room, left-1)
-		case want != nil && *want >= left:
-			return fmt.Sprintf("path length %d, that of %q, above the issuer, is %d and allows at most %d", *want,
+		left := room - n // n CAs are between c and the new one
+		if limited && (left <= 0 || want != nil && *want >= left) {
+			return fmt.Sprintf("the path length of %.300q is %d, which allows path length %d below the issuer at most",
 				c.Subject, room, left-1)
 		}
 	}
@@ -300,20 +273,9 @@ func caID(ca *x509.Certificate) (spiffe.ID, error) {
 	if err != nil {
 		return spiffe.ID{}, err
 	}
-	var id spiffe.ID
-	for _, s := range sans {
-		if s.Type != URI || !strings.HasPrefix(s.Value, "spiffe:") {
-			continue
-		}
-		if !id.IsZero() {
-			return spiffe.ID{}, errors.New("the certificate has two SPIFFE IDs")
-		}
-		if id, err = spiffe.ParseID(s.Value); err != nil {
-			return spiffe.ID{}, err
-		}
-		if id.Path() != "" {
-			return spiffe.ID{}, fmt.Errorf("%s has a path, as only a workload's ID should", id)
-		}
+	id, _, err := findID(sans)
+	if err == nil && id.Path() != "" {
+		err = fmt.Errorf("%s has a path, as only a workload's ID should", id)
 	}
-	return id, nil
+	return id, err
 }

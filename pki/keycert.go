@@ -19,10 +19,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// keyCertPEM holds the files of a CA. It does not print its key.
+// keyCertPEM holds the files of a CA.
 type keyCertPEM struct {
-	redacted
-
 	// Cert is the CA certificate. More certificates behind it count as part of Chain.
 	Cert []byte
 
@@ -30,9 +28,9 @@ type keyCertPEM struct {
 	// the CA certificate and the roots.
 	Chain []byte
 
-	// Key belongs to the CA certificate, by the rules of ParsePrivateKeyPEM. It is empty if Signer is set.
+	// Key belongs to the CA certificate, by the rules of ParsePrivateKeyPEM.
 	Key    []byte
-	Signer crypto.Signer // a key outside files, as in an HSM or a KMS; shared; nil if Key is set
+	Signer crypto.Signer // a key outside files, as in an HSM or a KMS, in place of Key; shared
 
 	Roots []byte // one or more, by the rules of ParseCertificatesPEM
 	CRL   []byte // by the rules of parseCRLs; may be empty
@@ -53,26 +51,9 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 	if now.IsZero() {
 		return nil, errors.New("no time to verify at")
 	}
-	chain, err := readChain("CA certificate", p.Cert)
+	chain, roots, err := p.certificates()
 	if err != nil {
 		return nil, err
-	}
-	if !blank(p.Chain) {
-		more, err := readChain("chain", p.Chain)
-		if err != nil {
-			return nil, err
-		}
-		chain = distinct(append(chain, more...))
-	}
-	roots, err := readChain("roots", p.Roots)
-	if err != nil {
-		return nil, err
-	}
-	roots = distinct(roots)
-	for _, r := range roots {
-		if !isCA(r) {
-			return nil, fmt.Errorf("roots: %.300q is not a CA certificate", r.Subject)
-		}
 	}
 	paths, err := verify(chain[0], chain[1:], roots, now)
 	if err != nil {
@@ -85,33 +66,52 @@ func parseKeyCertBundle(p keyCertPEM, now time.Time) (*KeyCertBundle, error) {
 		return nil, fmt.Errorf("the CA certificate %.300q does not lead to a root: %w", chain[0].Subject, err)
 	}
 	key := p.Signer
-	switch {
-	case key == nil:
+	if key == nil {
 		if key, err = parseKeyFile(p.Key); err != nil {
 			return nil, fmt.Errorf("key: %w", err)
 		}
-	case !blank(p.Key):
-		return nil, errors.New("key: there are two, in PEM and as a signer")
 	}
 	// The longest path serves most verifiers. A cross-signed path to an old root helps verifiers without the new
 	// root; other verifiers stop at the new root.
 	path := slices.MaxFunc(paths, func(a, b []*x509.Certificate) int { return len(a) - len(b) })
-	issuer, err := NewIssuer(path[:max(1, len(path)-1)], key)
-	if err != nil {
+	b := &KeyCertBundle{chain: chain, roots: roots}
+	if b.issuer, err = NewIssuer(path[:max(1, len(path)-1)], key); err != nil {
 		return nil, err
 	}
-	b := &KeyCertBundle{issuer: issuer, chain: chain, roots: roots}
 	if !blank(p.CRL) {
-		if b.crls, err = parseCRLs(p.CRL); err != nil {
+		if b.crls, err = parseCRLs(p.CRL); err == nil {
+			err = checkCRLs(paths, b.crls)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("%w: %w", errCRL, err)
 		}
-		if err := checkCRLs(paths, b.crls); err != nil {
-			return nil, err
+	}
+	b.redacted = redact.New(fmt.Sprintf("pki.KeyCertBundle(%s, %d roots, %d CRLs)", chain[0].Subject, len(roots),
+		len(b.crls)))
+	return b, nil
+}
+
+// certificates returns the CA certificate with the others that came with it, and the roots.
+func (p *keyCertPEM) certificates() (chain, roots []*x509.Certificate, err error) {
+	if chain, err = readChain("CA certificate", p.Cert); err != nil {
+		return nil, nil, err
+	}
+	if !blank(p.Chain) {
+		more, err := readChain("chain", p.Chain)
+		if err != nil {
+			return nil, nil, err
+		}
+		chain = distinct(append(chain, more...))
+	}
+	if roots, err = readChain("roots", p.Roots); err != nil {
+		return nil, nil, err
+	}
+	for _, r := range roots {
+		if !isCA(r) {
+			return nil, nil, fmt.Errorf("roots: %.300q is not a CA certificate", r.Subject)
 		}
 	}
-	b.redacted = redact.New(fmt.Sprintf("pki.KeyCertBundle(%s, %d roots, %d CRLs)", issuer.Certificate().Subject,
-		len(b.roots), len(b.crls)))
-	return b, nil
+	return chain, distinct(roots), nil
 }
 
 // parseKeyFile parses a private key in PEM or DER; DER starts with the byte of a SEQUENCE.
@@ -138,8 +138,9 @@ func readChain(what string, pem []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// verify returns all paths from cert to one of roots, both included.
-func verify(cert *x509.Certificate, between, roots []*x509.Certificate, now time.Time) ([][]*x509.Certificate, error) {
+// findPaths returns all paths from cert to one of roots, both included.
+func findPaths(cert *x509.Certificate, between, roots []*x509.Certificate,
+	now time.Time) ([][]*x509.Certificate, error) {
 	o := x509.VerifyOptions{
 		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(),
 		CurrentTime: now.UTC(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
@@ -150,11 +151,16 @@ func verify(cert *x509.Certificate, between, roots []*x509.Certificate, now time
 	for _, c := range between {
 		o.Intermediates.AddCert(c)
 	}
-	paths, err := cert.Verify(o)
+	return cert.Verify(o)
+}
+
+// verify returns all paths from a CA to one of roots, both included.
+func verify(ca *x509.Certificate, between, roots []*x509.Certificate, now time.Time) ([][]*x509.Certificate, error) {
+	paths, err := findPaths(ca, between, roots, now)
 	if err != nil {
 		return nil, err
 	}
-	// For crypto/x509 cert is the leaf, but it signs others, so each path counts one CA more.
+	// For crypto/x509 ca is the leaf, but it signs others, so each path counts one CA more.
 	paths = slices.DeleteFunc(paths, func(path []*x509.Certificate) bool { return tooDeep(path) > 0 })
 	if len(paths) == 0 {
 		return nil, errors.New("a CA above it does not allow as many CAs below it (path length)")
@@ -164,45 +170,38 @@ func verify(cert *x509.Certificate, between, roots []*x509.Certificate, now time
 
 // checkCRLs applies the rules for CRLs to each path from the CA to a root.
 func checkCRLs(paths [][]*x509.Certificate, crls []*x509.RevocationList) error {
-	signed := map[*x509.Certificate][]*x509.RevocationList{}
-	var missing []string
 	for _, path := range paths {
-		for _, ca := range path {
-			if _, seen := signed[ca]; seen {
-				continue
-			}
-			signed[ca] = nil
-			var why error
+		lists := make([][]*x509.RevocationList, len(path)) // that each CA has signed
+		for n, ca := range path {
+			why := errors.New("none is of this name")
 			for _, c := range crls {
 				if err := checkCRL(c, ca); err == nil {
-					signed[ca] = append(signed[ca], c)
+					lists[n] = append(lists[n], c)
 				} else if bytes.Equal(c.RawIssuer, ca.RawSubject) {
 					why = err
 				}
 			}
-			if len(signed[ca]) > 0 {
-				continue
+			if len(lists[n]) == 0 {
+				return fmt.Errorf("no list for %.300q: %w; with CRLs, every CA of the chain needs one", ca.Subject,
+					why)
 			}
-			text := fmt.Sprintf("%.300q", ca.Subject)
-			if why != nil {
-				text += " (" + why.Error() + ")"
+		}
+		for n, cert := range path {
+			if err := checkRevoked(cert, lists[min(n+1, len(path)-1)]); err != nil {
+				return err
 			}
-			missing = append(missing, text)
 		}
 	}
-	if len(missing) > 0 {
-		return fmt.Errorf("%w: no list for %s: with CRLs, every CA of the chain needs one", errCRL,
-			strings.Join(missing, ", "))
-	}
-	for _, path := range paths {
-		for n, cert := range path {
-			for _, c := range signed[path[min(n+1, len(path)-1)]] {
-				for _, e := range c.RevokedCertificateEntries {
-					if e.SerialNumber.Cmp(cert.SerialNumber) == 0 {
-						return fmt.Errorf("%w: %.300q is revoked since %s, reason %d", errCRL, cert.Subject,
-							e.RevocationTime.Format(time.RFC3339), e.ReasonCode)
-					}
-				}
+	return nil
+}
+
+// checkRevoked refuses a certificate that is in a list of its issuer.
+func checkRevoked(cert *x509.Certificate, lists []*x509.RevocationList) error {
+	for _, list := range lists {
+		for _, e := range list.RevokedCertificateEntries {
+			if e.SerialNumber.Cmp(cert.SerialNumber) == 0 {
+				return fmt.Errorf("%.300q is revoked since %s, reason %d", cert.Subject,
+					e.RevocationTime.Format(time.RFC3339), e.ReasonCode)
 			}
 		}
 	}
@@ -240,19 +239,23 @@ func sameSet[T any](a, b []T, der func(T) []byte) bool {
 	return maps.Equal(set(a), set(b))
 }
 
-// keyCertFiles are the names of a CA's files in a directory.
-type keyCertFiles struct {
+// keyCertSet are the names of a CA's files in a directory. The set applies if one of marks exists.
+type keyCertSet struct {
+	marks     []string
 	cert, key string
 	chain     string   // empty if there is none, else required
 	roots     []string // one of them is required; the first that exists counts
 	crl       string   // never required
 }
 
-var (
-	istioFiles   = keyCertFiles{"ca-cert.pem", "ca-key.pem", "cert-chain.pem", []string{"root-cert.pem"}, "ca-crl.pem"}
-	tlsFiles     = keyCertFiles{"tls.crt", "tls.key", "", []string{"ca.crt", "ca-bundle.crt"}, ""}
-	linkerdFiles = keyCertFiles{"crt.pem", "key.pem", "", []string{"ca-bundle.crt", "ca.crt"}, ""}
-)
+// keyCertSets are the known sets; the first that applies counts.
+var keyCertSets = []keyCertSet{
+	{[]string{"tls.crt"}, "tls.crt", "tls.key", "", []string{"ca.crt", "ca-bundle.crt"}, ""},
+	{[]string{"ca-cert.pem", "ca-key.pem", "cert-chain.pem", "root-cert.pem"},
+		"ca-cert.pem", "ca-key.pem", "cert-chain.pem", []string{"root-cert.pem"}, "ca-crl.pem"},
+	{[]string{"crt.pem", "key.pem"}, "crt.pem", "key.pem", "", []string{"ca-bundle.crt", "ca.crt"}, ""},
+	{[]string{"tls.key"}, "tls.crt", "tls.key", "", []string{"ca.crt", "ca-bundle.crt"}, ""},
+}
 
 // ReadKeyCertBundle reads the files of a CA and verifies them. It knows three sets of names and takes the first that
 // applies:
@@ -275,7 +278,7 @@ var (
 //
 // These are the checks, in this order, at the time now, which must not be zero:
 //
-//   - certificates, chain and roots are valid PEM, every key in them is acceptable ([CheckPublicKey]), and every
+//   - certificates, chain and roots are valid PEM, every key in them is acceptable ([ErrWeakKey]), and every
 //     root is a CA;
 //   - the CA certificate leads through the chain to a root, for any extended key usage, and path lengths allow the
 //     certificates that it signs;
@@ -314,66 +317,48 @@ func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*keyCertPEM, error) {
 		_, err := fs.Stat(fsys, name)
 		return !errors.Is(err, fs.ErrNotExist) // reading the file reports any other error
 	}
-	var files keyCertFiles
-	switch {
-	case exists(tlsFiles.cert):
-		files = tlsFiles
-	case exists(istioFiles.cert), exists(istioFiles.key), exists(istioFiles.chain), exists(istioFiles.roots[0]):
-		files = istioFiles
-	case exists(linkerdFiles.cert), exists(linkerdFiles.key):
-		files = linkerdFiles
-	case exists(tlsFiles.key):
-		files = tlsFiles
-	default:
-		return nil, fmt.Errorf("no file of a CA, such as %s, %s or %s: %w", istioFiles.cert, tlsFiles.cert,
-			linkerdFiles.cert, fs.ErrNotExist)
+	i := slices.IndexFunc(keyCertSets, func(s keyCertSet) bool { return slices.ContainsFunc(s.marks, exists) })
+	if i < 0 {
+		return nil, fmt.Errorf("no file of a CA, such as ca-cert.pem, tls.crt or crt.pem: %w", fs.ErrNotExist)
 	}
-	if key != nil {
-		files.key = ""
-	}
+	set := keyCertSets[i]
 	var missing []string
-	for _, name := range []string{files.cert, files.key, files.chain} {
-		if name != "" && !exists(name) {
+	var failed error
+	read := func(name string) []byte {
+		if name == "" {
+			return nil
+		}
+		data, err := readBounded(fsys, name)
+		if errors.Is(err, fs.ErrNotExist) { // a half-filled directory must not look like an empty one
 			missing = append(missing, name)
+		} else if err != nil && failed == nil {
+			failed = err
 		}
+		return data
 	}
-	root := slices.IndexFunc(files.roots, exists)
-	var roots string
-	if root >= 0 {
-		roots = files.roots[root]
-	} else if files.chain == "" || len(missing) > 0 {
-		missing = append(missing, strings.Join(files.roots, " or "))
+	p := &keyCertPEM{Signer: key, Cert: read(set.cert)}
+	if key == nil {
+		p.Key = read(set.key)
 	}
-	half := func(missing ...string) error {
-		return fmt.Errorf("the folder has some files of a CA, but not %s", strings.Join(missing, ", "))
+	p.Chain = read(set.chain)
+	if i := slices.IndexFunc(set.roots, exists); i >= 0 {
+		p.Roots = read(set.roots[i])
 	}
-	if len(missing) > 0 {
-		return nil, half(missing...)
+	if set.crl != "" && exists(set.crl) {
+		p.CRL = read(set.crl)
 	}
-	p := &keyCertPEM{Signer: key}
-	for _, f := range []struct {
-		name string
-		data *[]byte
-	}{{files.cert, &p.Cert}, {files.key, &p.Key}, {files.chain, &p.Chain}, {roots, &p.Roots}, {files.crl, &p.CRL}} {
-		if f.name == "" || f.name == files.crl && !exists(f.name) {
-			continue
-		}
-		var err error
-		if *f.data, err = readBounded(fsys, f.name); err != nil {
-			if errors.Is(err, fs.ErrNotExist) {
-				err = fmt.Errorf("%v", err) // it existed a moment ago: this must not look like an empty directory
-			}
-			return nil, err
-		}
-	}
-	if files.chain != "" && blank(p.Roots) { // Istio's self-signed CA has no root file
+	if set.chain != "" && blank(p.Roots) { // Istio's self-signed CA has no root file
 		if certs, err := ParseCertificatesPEM(p.Cert); err == nil && certs[0].CheckSignatureFrom(certs[0]) == nil {
 			p.Roots = MarshalCertificatesPEM(certs[0])
-		} else if roots == "" {
-			return nil, half(files.roots...)
 		}
 	}
-	return p, nil
+	if p.Roots == nil {
+		missing = append(missing, strings.Join(set.roots, " or "))
+	}
+	if failed == nil && len(missing) > 0 {
+		failed = fmt.Errorf("the folder has some files of a CA, but not %s", strings.Join(missing, ", "))
+	}
+	return p, failed
 }
 
 // readBounded reads a regular file of bounded size.

@@ -10,11 +10,9 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -172,7 +170,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 	noCRL := withUsage(t, root, x509.KeyUsageCertSign)
 	short := root.below(t, func(o *pki.CertificateOptions) { o.NotAfter = base.Add(time.Second * 30) })
 	late := root.below(t, func(o *pki.CertificateOptions) { o.NotBefore = base.Add(time.Hour) })
-	wrongDomain := newTestRoot(t, func(o *pki.CertificateOptions) { o.PermittedDNSDomains = []string{"example.org"} })
+	wrongDomain := foreignCA(t, func(c *x509.Certificate) { c.PermittedDNSDomains = []string{"example.org"} })
 	outside := unchecked(t, wrongDomain, "ca.other.test")
 	renewedRoot := must.Get(root.Renew(base, base.AddDate(1, 0, 0)))(t)
 
@@ -236,11 +234,11 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 		// The lists.
 		"text as CRL":                {crls([]byte("hello")), "no list found", pki.ErrCRL},
 		"a certificate as CRL":       {crls(certsPEM(root.cert())), "not X509 CRL", pki.ErrCRL},
-		"a list of another CA":       {crls(unrelated.crl(t)), fmt.Sprintf("no list for %q, %q, %q", ca.cert().Subject, mid.cert().Subject, root.cert().Subject), pki.ErrCRL},
+		"a list of another CA":       {crls(unrelated.crl(t)), fmt.Sprintf("no list for %q:", ca.cert().Subject), pki.ErrCRL},
 		"no list for the CA":         {crls(root.crl(t), mid.crl(t)), fmt.Sprintf("no list for %q:", ca.cert().Subject), pki.ErrCRL},
 		"no list in the middle":      {crls(ca.crl(t), root.crl(t)), fmt.Sprintf("no list for %q:", mid.cert().Subject), pki.ErrCRL},
 		"no list for the root":       {crls(ca.crl(t), mid.crl(t)), fmt.Sprintf("no list for %q:", root.cert().Subject), pki.ErrCRL},
-		"a list by another key":      {crls(ca.crl(t), mid.crl(t), forgedCRL(t, root)), fmt.Sprintf("no list for %q (", root.cert().Subject), pki.ErrCRL},
+		"a list by another key":      {crls(ca.crl(t), mid.crl(t), forgedCRL(t, root)), fmt.Sprintf("no list for %q: the signature", root.cert().Subject), pki.ErrCRL},
 		"a damaged list":             {crls(ca.crl(t), mid.crl(t), damaged(root.crl(t)), root.crl(t)), "1 damaged PEM blocks", pki.ErrCRL},
 		"the CA is revoked":          {crls(ca.crl(t), mid.crl(t, ca.cert()), root.crl(t)), fmt.Sprintf("%q is revoked since 2026-03-01T11:00:00Z, reason 1", ca.cert().Subject), pki.ErrCRL},
 		"the one above is revoked":   {crls(ca.crl(t), mid.crl(t), root.crl(t, mid.cert())), fmt.Sprintf("%q is revoked", mid.cert().Subject), pki.ErrCRL},
@@ -406,29 +404,6 @@ func TestKeyCertBundleEqual(t *testing.T) {
 	assert.False(t, none.Equal(bundle))
 }
 
-func TestKeyCertBundleDoesNotPrintItsKey(t *testing.T) {
-	t.Parallel()
-	root := newTestRoot(t)
-	b, err := pki.ParseKeyCertBundle(pki.KeyCertPEM{Cert: certsPEM(root.cert()), Key: root.keyPEM(t), Roots: certsPEM(root.cert())}, during)
-	require.NoError(t, err)
-	key := root.keyPEM(t)
-	line := strings.Split(string(key), "\n")[1]
-	secret := []byte(line[len(line)-24:])
-	var buf bytes.Buffer
-	for _, log := range []*slog.Logger{slog.New(slog.NewTextHandler(&buf, nil)), slog.New(slog.NewJSONHandler(&buf, nil))} {
-		log.Info("x", "bundle", b, "value", *b, "any", struct{ B *pki.KeyCertBundle }{b})
-	}
-	assert.Contains(t, buf.String(), "1 roots, 0 CRLs")
-	assertNoKey(t, secret, &buf, b, *b, pki.KeyCertBundle{})
-	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
-		assert.NotContains(t, fmt.Sprintf(verb, pki.KeyCertPEM{Key: key}), string(secret))
-		assert.NotContains(t, fmt.Sprintf(verb, pki.KeyCertPEM{Key: key}), fmt.Sprintf("%x", secret))
-	}
-	assert.Equal(t, "pki.KeyCertBundle("+root.cert().Subject.String()+", 1 roots, 0 CRLs)", b.String())
-	assert.Equal(t, "[redacted]", pki.KeyCertBundle{}.String())
-	assert.Equal(t, "[{}]", string(must.Get(json.Marshal([]any{b}))(t)))
-}
-
 func TestReadKeyCertBundle(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-2.10-3", "IST-3.1-7", "IST-3.1-8", "IST-3.7-1", "IST-3.7-2", "IST-3.7-3")
@@ -497,8 +472,6 @@ func TestReadKeyCertBundle(t *testing.T) {
 		_, err = pki.ReadKeyCertBundle(fsys, newKey(t, pki.ECDSAP256), during)
 		assert.ErrorIs(t, err, pki.ErrKeyMismatch, name)
 	}
-	_, err := pki.ParseKeyCertBundle(pki.KeyCertPEM{Cert: cert, Key: key, Signer: mid.key, Roots: roots}, during)
-	require.ErrorContains(t, err, "there are two")
 	for name, tc := range map[string]struct {
 		fsys fs.FS
 		want string

@@ -14,7 +14,9 @@ import (
 )
 
 var (
-	// ErrWeakKey says that a public key is too small, too large, or of an unsupported kind; see [CheckPublicKey].
+	// ErrWeakKey says that this library neither signs for a public key nor verifies with it. It accepts RSA of 2048
+	// to 8192 bits with an odd exponent of at least 65537; ECDSA on P-256, P-384 or P-521; and Ed25519, except the
+	// points of small order, for which anyone can forge signatures.
 	ErrWeakKey = certpem.ErrWeakKey
 
 	// ErrKeyMismatch says that a private key does not belong to its certificate.
@@ -61,16 +63,6 @@ func newKey[K crypto.Signer](key K, err error) (crypto.Signer, error) {
 		return nil, fmt.Errorf("pki: generate key: %w", err)
 	}
 	return key, nil
-}
-
-// CheckPublicKey reports whether this library signs for pub and verifies with it: RSA of 2048 to 8192 bits with an
-// odd exponent of at least 65537; ECDSA on P-256, P-384 or P-521; Ed25519, except the points of small order, for
-// which anyone can forge signatures. The error for any other key wraps [ErrWeakKey].
-func CheckPublicKey(pub crypto.PublicKey) error {
-	if err := certpem.CheckKey(pub); err != nil {
-		return fmt.Errorf("pki: %w", err)
-	}
-	return nil
 }
 
 // PublicKeysEqual reports whether a and b are the same RSA, ECDSA or Ed25519 key. To check that a private key belongs

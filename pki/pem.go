@@ -46,7 +46,7 @@ func MarshalCertificatesPEM(certs ...*x509.Certificate) []byte {
 
 // ParsePrivateKeyPEM parses a file of one private key: PKCS#8 (PRIVATE KEY), PKCS#1 (RSA PRIVATE KEY) or SEC1 (EC
 // PRIVATE KEY, with or without EC PARAMETERS in front), even under the label of another form. An encrypted key, a
-// second block and a key that [CheckPublicKey] refuses are errors; the last wraps [ErrWeakKey]. More than 1 MiB of
+// second block and a weak key ([ErrWeakKey]) are errors. More than 1 MiB of
 // input or 8 KiB of key give an error that wraps [spiffe.ErrTooLarge]. Errors do not repeat the input.
 func ParsePrivateKeyPEM(data []byte) (crypto.Signer, error) {
 	key, err := certpem.PrivateKey(data)

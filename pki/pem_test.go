@@ -25,6 +25,7 @@ import (
 	"golang.org/x/crypto/cryptobyte"
 	casn1 "golang.org/x/crypto/cryptobyte/asn1"
 
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -258,7 +259,7 @@ func FuzzParsePrivateKeyPEM(f *testing.F) {
 			require.True(t, key == nil)
 			return
 		}
-		require.NoError(t, pki.CheckPublicKey(key.Public()))
+		require.NoError(t, certpem.CheckKey(key.Public()))
 		out := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 		back := must.Get(pki.ParsePrivateKeyPEM(out))(t)
 		require.True(t, pki.PublicKeysEqual(key.Public(), back.Public()))
@@ -323,7 +324,7 @@ func TestNewKey(t *testing.T) {
 	assert.Equal(t, 3072, newKey(t, pki.RSA3072).Public().(*rsa.PublicKey).N.BitLen())
 	assert.IsType(t, ed25519.PublicKey{}, newKey(t, pki.Ed25519).Public())
 	for _, key := range []crypto.Signer{p256, p384, rsaKey(), newKey(t, pki.Ed25519)} {
-		assert.NoError(t, pki.CheckPublicKey(key.Public()))
+		assert.NoError(t, certpem.CheckKey(key.Public()))
 	}
 	key := must.Get(pki.NewKey(""))(t)
 	assert.Equal(t, elliptic.P256(), key.Public().(*ecdsa.PublicKey).Curve)
@@ -393,13 +394,12 @@ func TestCheckPublicKey(t *testing.T) {
 		{"a private key", p521, false},
 		{"nil", nil, false},
 	} {
-		err := pki.CheckPublicKey(tc.key)
+		err := certpem.CheckKey(tc.key)
 		if tc.ok {
 			assert.NoError(t, err, tc.name)
 			continue
 		}
 		assert.ErrorIs(t, err, pki.ErrWeakKey, tc.name)
-		assert.ErrorContains(t, err, "pki: ", tc.name)
 	}
 }
 
@@ -410,7 +410,7 @@ func TestSmallOrderIsForgeable(t *testing.T) {
 	neutral := append([]byte{1}, make([]byte, 31)...)
 	forged := append(append([]byte{}, neutral...), make([]byte, 32)...) // R is the neutral element, S is 0
 	require.True(t, ed25519.Verify(neutral, []byte("anything"), forged))
-	require.ErrorIs(t, pki.CheckPublicKey(ed25519.PublicKey(neutral)), pki.ErrWeakKey)
+	require.ErrorIs(t, certpem.CheckKey(ed25519.PublicKey(neutral)), pki.ErrWeakKey)
 }
 
 func offCurve() *ecdsa.PublicKey {

@@ -7,7 +7,7 @@
 //
 // A CA makes a root with [NewRoot], or reads an existing CA and its revocation lists with [ReadKeyCertBundle].
 // [Issuer.Issue] signs certificates for workloads and for CAs below it, and [Issuer.Renew] gives a root a new
-// certificate with its old key. Programs that sign by other means use [MarshalSANs] and [ParseSANs].
+// certificate with its old key.
 //
 // # What it promises
 //

@@ -96,20 +96,6 @@ func IPSAN(ip net.IP) SAN {
 	return SAN{Type: IP, Value: string(ip)}
 }
 
-// MarshalSANs returns the subject alternative name extension (OID 2.5.29.17) with the names in the given order, for
-// programs that make certificates or requests without this package. It checks the names by the rules of
-// [CSROptions.SANs]; there must be 1 to 1,000, of at most 64 KiB.
-//
-// The extension is critical, as it must be in a certificate without a subject. For a certificate with one, set
-// Critical to false (RFC 5280, section 4.2.1.6).
-func MarshalSANs(sans ...SAN) (pkix.Extension, error) {
-	ext, err := sanExtension(sans, true)
-	if err != nil {
-		return pkix.Extension{}, fmt.Errorf("pki: %w", err)
-	}
-	return ext, nil
-}
-
 // sanExtension returns the extension for requested names.
 func sanExtension(sans []SAN, critical bool) (ext pkix.Extension, err error) {
 	for _, s := range sans {

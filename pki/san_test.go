@@ -2,20 +2,15 @@ package pki_test
 
 import (
 	"bytes"
-	crand "crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/asn1"
 	"encoding/hex"
 	"encoding/json"
-	"math/big"
 	"math/rand/v2"
 	"net"
 	"os"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -103,39 +98,6 @@ func TestSANVectors(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, v.DER, hex.EncodeToString(out))
 		})
-	}
-}
-
-// TestMarshalSANs builds the extension for a certificate that another program signs, and reads it back.
-func TestMarshalSANs(t *testing.T) {
-	t.Parallel()
-	key := newKey(t, pki.ECDSAP256)
-	names := []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("*.example.org"), pki.IPSAN(net.IPv6loopback)}
-	ext := must.Get(pki.MarshalSANs(names...))(t)
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: base, NotAfter: base.Add(time.Hour), ExtraExtensions: []pkix.Extension{ext}}
-	der := must.Get(x509.CreateCertificate(crand.Reader, tmpl, tmpl, key.Public(), key))(t)
-	cert := must.Get(x509.ParseCertificate(der))(t)
-	assert.Equal(t, names, must.Get(pki.ParseSANs(cert.Extensions))(t))
-	assert.Empty(t, cert.UnhandledCriticalExtensions)
-	assert.Equal(t, webID, must.Get(spiffe.IDFromCertificate(cert))(t))
-	assert.True(t, ext.Critical, "the subject is empty")
-
-	request, err := x509.CreateCertificateRequest(crand.Reader, &x509.CertificateRequest{ExtraExtensions: []pkix.Extension{ext}}, key)
-	require.NoError(t, err)
-	assert.Equal(t, names, must.Get(pki.ParseCSR(request))(t).SANs())
-
-	for name, bad := range map[string][]pki.SAN{
-		"no name":               nil,
-		"a zero ID":             {pki.IDSAN(spiffe.ID{})},
-		"a bad ID":              {{Type: pki.URI, Value: "spiffe://Example.org/web"}},
-		"a comma":               {pki.DNSSAN("a,b")},
-		"an address as a name":  {pki.DNSSAN("192.0.2.1")},
-		"an IPv4 address in 16": {{Type: pki.IP, Value: string(net.IPv4(192, 0, 2, 1))}},
-		"an email":              {{Type: pki.Email, Value: "a@b.c"}},
-	} {
-		ext, err := pki.MarshalSANs(bad...)
-		assert.ErrorIs(t, err, pki.ErrSAN, name)
-		assert.Zero(t, ext, name)
 	}
 }
 

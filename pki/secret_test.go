@@ -3,7 +3,6 @@ package pki_test
 import (
 	"bytes"
 	"crypto"
-	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/json"
@@ -149,32 +148,26 @@ func TestSecretPEM(t *testing.T) {
 	}
 }
 
-func TestSecretDoesNotPrintItsKey(t *testing.T) {
+// That nothing prints a key is tested in internal/test/sealtest.
+func TestPrinted(t *testing.T) {
 	t.Parallel()
-	key := newKey(t, pki.Ed25519)
-	s := must.Get(pki.NewKeyPairSecret("default", svidOf(t, newRoot(t), key)))(t)
-	_, keyPEM, _ := s.KeyPair()
-	bundle, err := spiffe.NewBundle(exampleOrg, spiffe.BundleContents{X509Authorities: []*x509.Certificate{newRoot(t).Certificate()}})
-	require.NoError(t, err)
-	roots := must.Get(pki.NewTrustSecret("ROOTCA", bundle))(t)
-
-	assert.Equal(t, `pki.Secret("default", key pair until 2026-03-01T12:00:00Z)`, s.String())
-	assert.Equal(t, s.String(), s.GoString())
-	assert.Equal(t, `pki.Secret("ROOTCA", roots)`, roots.String())
-	assert.Equal(t, "[redacted]", pki.Secret{}.String())
-
-	var buf bytes.Buffer
-	for _, log := range []*slog.Logger{slog.New(slog.NewTextHandler(&buf, nil)), slog.New(slog.NewJSONHandler(&buf, nil))} {
-		log.Info("x", "secret", s, "value", *s, "any", struct{ S *pki.Secret }{s}, "roots", roots)
+	root := newTestRoot(t)
+	pair := must.Get(pki.NewKeyPairSecret("default", svidOf(t, root.Issuer, newKey(t, pki.ECDSAP256))))(t)
+	bundle := must.Get(pki.ParseKeyCertBundle(pki.KeyCertPEM{Cert: certsPEM(root.cert()), Key: root.keyPEM(t), Roots: certsPEM(root.cert())}, during))(t)
+	subject := root.cert().Subject.String()
+	for want, v := range map[string]fmt.Stringer{
+		`pki.Secret("default", key pair until 2026-03-01T12:00:00Z)`: pair,
+		`pki.Secret("ROOTCA", roots)`:                                must.Get(pki.NewTrustSecret("ROOTCA", bundleOf(t, "example.org", root.cert())))(t),
+		"pki.Issuer(" + subject + ")":                                root.Issuer,
+		"pki.KeyCertBundle(" + subject + ", 1 roots, 0 CRLs)":        bundle,
+	} {
+		assert.Equal(t, want, v.String())
+		assert.Equal(t, want, fmt.Sprintf("%#v", v))
+		assert.Equal(t, "[{}]", string(must.Get(json.Marshal([]any{v}))(t)))
 	}
-	assert.Contains(t, buf.String(), `secret="pki.Secret(\"default\", key pair until 2026-03-01T12:00:00Z)"`)
-	assert.Contains(t, buf.String(), `"roots":"pki.Secret(\"ROOTCA\", roots)"`)
-	secret := key.(ed25519.PrivateKey).Seed()
-	assertNoKey(t, secret, &buf, s, *s, roots, pki.Secret{})
-	// The PEM of the key: its base64, from behind the header that all keys share.
-	line := strings.Split(string(keyPEM), "\n")[1]
-	assertNoKey(t, []byte(line[len(line)-24:]), &buf, s, *s)
-	assert.Equal(t, "[{}]", string(must.Get(json.Marshal([]any{s}))(t)))
+	for _, zero := range []fmt.Stringer{pki.Secret{}, pki.Issuer{}, pki.KeyCertBundle{}} {
+		assert.Equal(t, "[redacted]", zero.String())
+	}
 }
 
 func bundleOf(t testing.TB, td string, roots ...*x509.Certificate) *spiffe.Bundle {

@@ -15,6 +15,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
@@ -55,12 +56,9 @@ func TestEnvoyOfAgent(t *testing.T) {
 		for path, e := range map[string]*envoytest.Envoy{"/ns/demo/sa/frontend": client, "/ns/demo/sa/backend": server} {
 			require.Eventually(t, func() bool {
 				leaves, roots := e.Serials()
-				all, err := src.X509()
-				if err != nil {
-					return false
-				}
-				i := slices.IndexFunc(all.Identities, func(i workloadapi.Identity) bool { return i.SVID.ID().Path() == path })
-				return slices.Equal(leaves, []string{envoytest.Serial(all.Identities[i].SVID.Leaf().SerialNumber)}) &&
+				all := src.SVIDs()
+				i := slices.IndexFunc(all, func(svid *spiffe.SVID) bool { return svid.ID().Path() == path })
+				return i >= 0 && slices.Equal(leaves, []string{envoytest.Serial(all[i].Leaf().SerialNumber)}) &&
 					slices.Contains(roots, envoytest.Serial(authority.Root().SerialNumber))
 			}, time.Minute, 50*time.Millisecond, path)
 		}

@@ -2,6 +2,7 @@ package secretcache
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -16,31 +17,21 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
 	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// trust is the current bundles and the secrets made from them. It never changes.
+// trust is the current bundles. It never changes.
 type trust struct {
-	ca      *spiffe.BundleSet     // as received from the CA
-	set     *spiffe.BundleSet     // including the bundles of Config.Federated
-	own     *spiffe.Bundle        // the bundle of the Manager's trust domain
-	secrets map[string]rootSecret // by resource name
-
-	previous bool // ca is from Config.Previous; the CA's first bundles replace it
-}
-
-// rootSecret is a secret, or the reason why there is none: the bundle is empty.
-type rootSecret struct {
-	bundle *spiffe.Bundle
-	secret *pki.Secret
-	err    error
+	ca      *spiffe.BundleSet // as received from the CA
+	set     *spiffe.BundleSet // including the bundles of Config.Federated
+	own     *spiffe.Bundle    // the bundle of the Manager's trust domain
+	secrets *secretset.Set    // of set
 }
 
 // newTrust returns the trust of the CA's bundles and of federated, which may be nil and whose bundle of td is
-// ignored. It reuses unchanged secrets of old, which may be nil.
-func newTrust(ca, federated *spiffe.BundleSet, td spiffe.TrustDomain, old *trust) *trust {
-	t := &trust{ca: ca, set: ca, secrets: map[string]rootSecret{}}
+// ignored.
+func newTrust(ca, federated *spiffe.BundleSet, td spiffe.TrustDomain) *trust {
+	t := &trust{ca: ca, set: ca}
 	t.own, _ = ca.Bundle(td)
 	if federated != nil {
 		all := map[spiffe.TrustDomain]*spiffe.Bundle{}
@@ -50,45 +41,10 @@ func newTrust(ca, federated *spiffe.BundleSet, td spiffe.TrustDomain, old *trust
 			}
 		}
 		all[td] = t.own
-		t.set, _ = spiffe.NewBundleSet(slices.Collect(maps.Values(all))...) // fails for a nil or a second bundle only
+		t.set = newSet(all)
 	}
-	add := func(name string, b *spiffe.Bundle) {
-		before, ok := old.lookup(name)
-		if ok && before.bundle == b {
-			t.secrets[name] = before
-			return
-		}
-		s, err := pki.NewTrustSecret(name, b)
-		t.secrets[name] = rootSecret{b, same(before.secret, s), err}
-	}
-	add(secretset.Root, t.own)
-	for b := range t.set.All() {
-		add(b.TrustDomain().ID().String(), b)
-	}
-	before, _ := old.lookup(secretset.All)
-	all, err := pki.NewTrustDomainsSecret(secretset.All, t.set)
-	t.secrets[secretset.All] = rootSecret{nil, same(before.secret, all), err}
+	t.secrets = &secretset.Set{TrustDomain: td, Bundles: t.set}
 	return t
-}
-
-// same returns before if its content equals the content of s, and s otherwise. Both may be nil.
-func same(before, s *pki.Secret) *pki.Secret {
-	if before == nil || s == nil {
-		return s
-	}
-	rootsBefore, _ := before.Roots()
-	roots, _ := s.Roots()
-	domainsBefore, _ := before.TrustDomains()
-	domains, _ := s.TrustDomains()
-	for td, pem := range domains {
-		if !bytes.Equal(domainsBefore[td], pem) {
-			return s
-		}
-	}
-	if len(domainsBefore) != len(domains) || !bytes.Equal(rootsBefore, roots) {
-		return s
-	}
-	return before
 }
 
 // usable reports whether the Manager's own bundle has an authority. Without one, no certificate can be verified.
@@ -114,32 +70,6 @@ func (t *trust) anchors(root *x509.Certificate) bool {
 	return false
 }
 
-// changedNames returns the resource names whose secrets differ between t and old, which may be nil: the Manager's own
-// first.
-func (t *trust) changedNames(old *trust) []string {
-	own := t.own.TrustDomain().ID().String()
-	others := maps.Clone(t.secrets)
-	if old != nil {
-		maps.Copy(others, old.secrets)
-	}
-	delete(others, secretset.Root)
-	delete(others, own)
-	names := append([]string{secretset.Root, own}, slices.Sorted(maps.Keys(others))...)
-	return slices.DeleteFunc(names, func(name string) bool {
-		before, was := old.lookup(name)
-		after, is := t.lookup(name)
-		return was == is && before.secret == after.secret
-	})
-}
-
-func (t *trust) lookup(name string) (rootSecret, bool) {
-	if t == nil {
-		return rootSecret{}, false
-	}
-	s, ok := t.secrets[name]
-	return s, ok
-}
-
 // fetch gets the bundles from the CA and publishes them.
 func (m *Manager) fetch(ctx context.Context, _ *entry) error {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.Timeout)
@@ -159,7 +89,7 @@ func (m *Manager) fetch(ctx context.Context, _ *entry) error {
 
 // fromCA returns the bundles as received from the CA; nil before the first.
 func (t *trust) fromCA() *spiffe.BundleSet {
-	if t == nil || t.previous {
+	if t == nil {
 		return nil
 	}
 	return t.ca
@@ -168,17 +98,13 @@ func (t *trust) fromCA() *spiffe.BundleSet {
 // apply publishes the CA's bundles, except bundles that are older than the ones seen or not plausible. The caller
 // holds mu, which apply releases.
 func (m *Manager) apply(ctx context.Context, set *spiffe.BundleSet) error {
-	got, err := m.merge(m.trust.Load().fromCA(), set)
-	if err != nil {
+	good, err := m.merge(ctx, m.trust.Load().fromCA(), set)
+	if good == nil {
 		m.mu.Unlock()
 		return err
 	}
-	m.publishTrust(ctx, got.set)
-	for _, td := range got.prevailed {
-		const message = "secretcache: bundle with an implausible sequence number accepted, as the CA insists"
-		m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, message, slog.String("trust_domain", td.String()))
-	}
-	return got.refused
+	m.publishTrust(ctx, good)
+	return err
 }
 
 // publishTrust publishes ca with the present bundles of Config.Federated. The caller holds mu, which publishTrust
@@ -189,15 +115,14 @@ func (m *Manager) publishTrust(ctx context.Context, ca *spiffe.BundleSet) {
 		federated = m.cfg.Federated.Bundles()
 	}
 	old := m.trust.Load()
-	t := newTrust(ca, federated, m.domain(), old)
-	t.previous = old != nil && old.previous && ca == old.ca
-	if old != nil && old.previous == t.previous && t.set.Equal(old.set) && t.ca.Equal(old.ca) {
+	t := newTrust(ca, federated, m.domain())
+	if old != nil && t.set.Equal(old.set) && t.ca.Equal(old.ca) {
 		m.mu.Unlock()
 		return
 	}
 	m.trust.Store(t)
-	if h := m.first.held.Load(); h != nil && h.svid != nil {
-		m.snap.Store(spiffe.NewSnapshot(h.svid, t.set))
+	if h := m.first.held.Load(); h != nil {
+		m.storeSnapshot(h, t)
 	}
 	m.changed.Notify()
 	m.announce(t, old)
@@ -225,60 +150,49 @@ func (m *Manager) followFederated(ctx context.Context) {
 	}
 }
 
-// merged is the effective part of an answer of the CA.
-type merged struct {
-	set       *spiffe.BundleSet
-	prevailed []spiffe.TrustDomain // domains whose bundles were held until now
-	refused   error                // names the refused bundles, with the reasons
-}
-
-// merge leaves refused bundles out of set: those whose sequence number went down or is not plausible. The bundle of
-// old, which may be nil, replaces each of them, if there is one. A nil set is an error, and so is a set without the
-// bundle of the Manager's own trust domain. The caller holds mu.
-func (m *Manager) merge(old, set *spiffe.BundleSet) (out merged, err error) {
+// merge returns set without refused bundles: those whose sequence number went down or is not plausible. The bundle of
+// old, which may be nil, replaces each of them, if there is one. The error names the refused bundles, with the
+// reasons. The result is nil, with an error, for a set that is nil or has no good bundle of the Manager's own trust
+// domain. The caller holds mu.
+func (m *Manager) merge(ctx context.Context, old, set *spiffe.BundleSet) (good *spiffe.BundleSet, refused error) {
 	own := m.domain()
 	if set == nil {
-		return out, errors.New("the CA's answer is refused: it has no bundles")
+		return nil, errors.New("the CA's answer is refused: it has no bundles")
 	}
 	if _, err := set.Bundle(own); err != nil {
-		return out, fmt.Errorf("the CA's answer is refused: %w", err)
+		return nil, fmt.Errorf("the CA's answer is refused: %w", err)
 	}
-	out.set = set
-	var missing []spiffe.TrustDomain
+	bundles := map[spiffe.TrustDomain]*spiffe.Bundle{}
 	for b := range set.All() {
-		var have *spiffe.Bundle
+		td := b.TrustDomain()
 		if old != nil {
-			have, _ = old.Bundle(b.TrustDomain())
+			if have, err := old.Bundle(td); err == nil {
+				bundles[td] = have
+			}
 		}
-		fault := m.judge(have, b, &out.prevailed)
-		switch {
-		case fault == nil:
-			continue
-		case have != nil:
-			out.set = out.set.With(have)
-		default:
-			missing = append(missing, b.TrustDomain())
+		if err := m.judge(ctx, bundles[td], b); err != nil {
+			refused = errors.Join(refused, fmt.Errorf("the CA's answer is refused: %w", err))
+		} else if !b.Equal(bundles[td]) { // else the pointer stays, as nothing has changed
+			bundles[td] = b
 		}
-		out.refused = errors.Join(out.refused, fmt.Errorf("the CA's answer is refused: %w", fault))
 	}
 	maps.DeleteFunc(m.offers, func(td spiffe.TrustDomain, _ *bundleorder.Offers) bool {
 		_, err := set.Bundle(td)
 		return err != nil
 	})
-	if slices.Contains(missing, own) {
-		return out, out.refused
+	if bundles[own] == nil {
+		return nil, refused
 	}
-	if len(missing) > 0 {
-		kept := slices.DeleteFunc(slices.Collect(out.set.All()), func(b *spiffe.Bundle) bool {
-			return slices.Contains(missing, b.TrustDomain())
-		})
-		out.set, _ = spiffe.NewBundleSet(kept...) // fails for a nil or a second bundle only
-	}
-	return out, nil
+	return newSet(bundles), refused
+}
+
+func newSet(bundles map[spiffe.TrustDomain]*spiffe.Bundle) *spiffe.BundleSet {
+	set, _ := spiffe.NewBundleSet(slices.Collect(maps.Values(bundles))...) // fails for a nil or a second bundle only
+	return set
 }
 
 // judge returns the reason not to replace have, which may be nil, with b. The caller holds mu.
-func (m *Manager) judge(have, b *spiffe.Bundle, prevailed *[]spiffe.TrustDomain) error {
+func (m *Manager) judge(ctx context.Context, have, b *spiffe.Bundle) error {
 	td := b.TrustDomain()
 	if !b.Supersedes(have) {
 		n, _ := b.Sequence()
@@ -289,16 +203,17 @@ func (m *Manager) judge(have, b *spiffe.Bundle, prevailed *[]spiffe.TrustDomain)
 	o := m.offers[td]
 	if o == nil {
 		o = new(bundleorder.Offers)
+		m.offers[td] = o
 	}
 	won, err := o.Judge(have, b, time.Now())
 	if won {
-		*prevailed = append(*prevailed, td)
+		const message = "secretcache: bundle with an implausible sequence number accepted, as the CA insists"
+		m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, message, slog.String("trust_domain", td.String()))
 	}
 	if err == nil {
 		delete(m.offers, td)
 		return nil
 	}
-	m.offers[td] = o
 	return fmt.Errorf("%q: %w", td, err)
 }
 
@@ -358,20 +273,14 @@ func (m *Manager) watchBundles(ctx context.Context, w caclient.BundleWatcher, fe
 				m.mu.Lock()
 				err = m.apply(ctx, set)
 			}
-			if err != nil && ctx.Err() == nil {
-				failures++
-				m.watchFailed(ctx, failures, err) // waits, so that endless errors of a CA cause no tight loop
-				end = nil                         // not a second failure
-			}
-			if ctx.Err() != nil {
+			if err != nil || ctx.Err() != nil {
+				end = cmp.Or(err, end)
 				break
 			}
-			if err == nil {
-				m.setWatching(true)
-				failures, end = 0, errWatchEnded
-			}
+			m.setWatching(true)
+			failures = 0
 		}
-		if ctx.Err() == nil && end != nil {
+		if ctx.Err() == nil {
 			failures++
 			m.watchFailed(ctx, failures, end)
 		}
@@ -407,10 +316,7 @@ func (m *Manager) setWatching(yes bool) {
 }
 
 func (m *Manager) logBundle(ctx context.Context, t *trust) {
-	n := 0
-	for range t.own.X509Authorities() {
-		n++
-	}
+	n := len(slices.Collect(t.own.X509Authorities()))
 	attrs := []slog.Attr{slog.String("trust_domain", t.own.TrustDomain().String()), slog.Int("authorities", n)}
 	if seq, ok := t.own.Sequence(); ok {
 		attrs = append(attrs, slog.Uint64("sequence", seq))

@@ -16,46 +16,31 @@ import (
 type entry struct {
 	renew.Entry // the Manager's mu guards it
 
-	id    spiffe.ID             // zero if the default identity is a credential
-	held  atomic.Pointer[held]  // for readers; nil before the first certificate, and for the bundles
-	cause atomic.Pointer[error] // of the last failure; nil after a success
-	since time.Time             // first failure in a row, if there is a cause; guarded by the Manager's mu
-
-	// asked is the start of the running attempt, in nanoseconds since 1970. If Run ended the attempt, asked is its
-	// duration, negated.
-	asked atomic.Int64
-
-	orphan bool // the root of the held certificate has left the bundle; guarded by the Manager's mu
+	id     spiffe.ID             // zero if the default identity is a credential
+	held   atomic.Pointer[held]  // for readers; nil before the first certificate, and for the bundles
+	cause  atomic.Pointer[error] // of the last failure; nil after a success
+	since  time.Time             // first failure in a row; zero after a success; guarded by the Manager's mu
+	asked  atomic.Int64          // start of the last unfinished attempt, in nanoseconds since 1970; 0 if there is none
+	orphan bool                  // the root of the held certificate has left the bundle; guarded by the Manager's mu
 }
 
 // held is a certificate in the form that readers get. It never changes.
 type held struct {
-	secret     *pki.Secret       // under the ID's own name
-	alias      *pki.Secret       // under "default"; nil for other identities
-	noSecret   error             // why there are no secrets, if the key cannot be exported
-	svid       *spiffe.SVID      // of the default identity
-	credential *pki.Credential   // the default identity as a credential
-	anchor     *x509.Certificate // the root that vouches for it
-	received   time.Time
-	notBefore  time.Time
-	notAfter   time.Time // the earliest in the verified chain
-}
-
-// chain returns the certificates of the default identity, the leaf first.
-func (h *held) chain() []*x509.Certificate {
-	if h.svid != nil {
-		return h.svid.Chain()
-	}
-	return h.credential.Chain()
+	secret    *pki.Secret       // under the ID's own name
+	alias     *pki.Secret       // under "default"; nil for other identities
+	noSecret  error             // why there are no secrets, if the key cannot be exported
+	own       material          // of the default identity; nil for others
+	anchor    *x509.Certificate // the root that vouches for it
+	received  time.Time
+	notBefore time.Time
+	notAfter  time.Time // the earliest in the verified chain
 }
 
 // leaf returns the certificate, or nil if there is none.
 func (h *held) leaf() *x509.Certificate {
 	switch {
-	case h.svid != nil:
-		return h.svid.Leaf()
-	case h.credential != nil:
-		return h.credential.Leaf()
+	case h.own != nil:
+		return h.own.Leaf()
 	case h.secret == nil:
 		return nil
 	}

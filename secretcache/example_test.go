@@ -89,9 +89,9 @@ func ExampleManager_Subscribe() {
 		log.Fatal(err)
 	}
 	// Output:
+	// changed: ALL
 	// changed: ROOTCA
 	// changed: spiffe://example.org
-	// changed: ALL
 	// changed: default
 	// changed: spiffe://example.org/web
 }

@@ -1,7 +1,6 @@
 package secretcache
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"time"
@@ -34,31 +33,6 @@ func Leap(m *Manager, d time.Duration) {
 			e.held.Store(&moved)
 		}
 	}
-}
-
-// Publish publishes the first identity again, with the present bundles.
-func Publish(m *Manager) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	again := *m.first.held.Load()
-	return m.publish(m.first, &again, m.trust.Load())
-}
-
-// PublishWithout publishes the first identity again, without bundles, of which no snapshot can be made, and reports whether that
-// panics.
-func PublishWithout(m *Manager) (panics bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	defer func() { panics = recover() != nil }()
-	again := *m.first.held.Load()
-	_ = m.publish(m.first, &again, nil)
-	return false
-}
-
-// PublishBundles publishes what the CA has given again, with the present bundles of Config.Federated.
-func PublishBundles(ctx context.Context, m *Manager) {
-	m.mu.Lock()
-	m.publishTrust(ctx, m.trust.Load().fromCA())
 }
 
 // Pace is the arithmetic of a Manager with cfg, for a certificate that was received at received and ends at notAfter:

@@ -71,7 +71,7 @@ func TestFederated(t *testing.T) {
 
 		// What the CA says stays beside it, and its news does not disturb it.
 		ca.Prepare()
-		assert.Equal(t, []string{"ROOTCA", "spiffe://example.org", "ALL"}, heard.take())
+		assert.Equal(t, []string{"ALL", "ROOTCA", "spiffe://example.org"}, heard.take())
 		assert.True(t, vouches())
 		assert.Len(t, bundleOf(t, m, given.TrustDomain()), 1)
 		assert.NotSame(t, own, must.Get(m.GenerateSecret(t.Context(), "ROOTCA"))(t))
@@ -202,28 +202,6 @@ func TestInsistingBeginsAnew(t *testing.T) {
 			assert.True(t, inForce(), "it insists")
 		})
 	}
-}
-
-// Once the CA has spoken after a start with bundles of an earlier run, its own order counts as ever: an older bundle takes the place of none.
-func TestPreviousIsOver(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		ca := spiffetest.NewCA(t, "example.org")
-		earlier := spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles())
-		older := ca.Bundle()
-		ca.Rotate()
-		var f bundles
-		f.set.Store(set(t, spiffetest.NewCA(t, "partner.test").Bundle()))
-		p := poll(ca)
-		m := newManager(t, secretcache.Config{CA: p, Previous: earlier, Federated: &f})
-		ready(t, m)
-		require.True(t, must.Get(m.Bundle(domain))(t).Equal(ca.Bundle()))
-		f.set.Store(set(t, spiffetest.NewCA(t, "partner.test").Bundle()))
-		f.changed.Notify()
-		p.bundles.Store(set(t, older))
-		time.Sleep(10 * time.Minute)
-		assert.True(t, must.Get(m.Bundle(domain))(t).Equal(ca.Bundle()), "a rollback")
-		assert.ErrorContains(t, status(t, m, domain.ID()).Err, "was seen before")
-	})
 }
 
 // flaky is a CA whose watch ends at once while it is down.

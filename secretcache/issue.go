@@ -148,9 +148,7 @@ func (m *Manager) publish(e *entry, h *held, t *trust) error {
 	e.held.Store(h)
 	e.orphan = false
 	if e == m.first {
-		if h.svid != nil {
-			m.snap.Store(spiffe.NewSnapshot(h.svid, t.set))
-		}
+		m.storeSnapshot(h, t)
 		m.changed.Notify()
 		m.tell(secretset.Default)
 	}
@@ -158,24 +156,11 @@ func (m *Manager) publish(e *entry, h *held, t *trust) error {
 	return nil
 }
 
-// adopt publishes the identity of an earlier run, before anything else runs.
-func (m *Manager) adopt(s *spiffe.Snapshot) error {
-	svid, _ := s.SVID() // a snapshot's SVID never fails
-	path, err := m.verify(&trust{set: s.Bundles()}, m.cfg.Expect, svid)
-	if err != nil {
-		return err
+// storeSnapshot makes h, if it is an SVID, the default identity of readers. The caller holds mu.
+func (m *Manager) storeSnapshot(h *held, t *trust) {
+	if svid, ok := h.own.(*spiffe.SVID); ok {
+		m.snap.Store(spiffe.NewSnapshot(svid, t.set))
 	}
-	t := newTrust(s.Bundles(), nil, m.domain(), nil)
-	t.previous = true
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.trust.Store(t)
-	m.identities.Hold = false
-	if err := m.publish(m.first, m.hold(m.first, svid, svid.Leaf().NotBefore, path), t); err != nil {
-		return err
-	}
-	m.identities.Put(m.first, m.renewIn(m.first))
-	return nil
 }
 
 // outlastsRenewal reports whether h leaves time for two attempts after its own renewal begins. If so, a certificate
@@ -204,9 +189,7 @@ func (m *Manager) hold(e *entry, got material, received time.Time, path []*x509.
 	if e != m.first {
 		return h
 	}
-	h.svid, _ = got.(*spiffe.SVID)
-	h.credential, _ = got.(*pki.Credential)
-	h.alias = h.secret
+	h.own, h.alias = got, h.secret
 	if h.noSecret == nil && e.name() != secretset.Default {
 		h.alias, h.noSecret = pki.NewKeyPairSecret(secretset.Default, got)
 	}

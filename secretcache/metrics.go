@@ -1,7 +1,6 @@
 package secretcache
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -19,22 +18,19 @@ type counts struct {
 	confirmed atomic.Int64
 }
 
-// attempted counts an attempt for e, unless it was cut short.
-func (m *Manager) attempted(ctx context.Context, e *entry, err error) {
-	if err != nil && ctx.Err() != nil {
-		return
-	}
+// count counts an attempt for e.
+func (m *Manager) count(e *entry, err error) {
 	c := &m.counts.certificates
 	if e == m.roots {
 		c = &m.counts.bundles
-		if err == nil {
-			m.confirmed()
-		}
 	}
-	if err == nil {
-		c.good.Add(1)
-	} else {
+	if err != nil {
 		c.failed.Add(1)
+		return
+	}
+	c.good.Add(1)
+	if e == m.roots {
+		m.confirmed()
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 // not wait for a running call of f.
 //
 // A new certificate of the default identity has the names "default" and its ID; of another identity its ID; of a
-// credential only "default". A change of X.509 authorities has the names "spiffe://TRUST-DOMAIN" and "ALL", and for
-// the Manager's own trust domain also "ROOTCA". First certificates and bundles, [Manager.Add] and [Manager.Remove]
+// credential only "default". A change of a bundle has the names "spiffe://TRUST-DOMAIN" and "ALL", and for the
+// Manager's own trust domain also "ROOTCA". First certificates and bundles, [Manager.Add] and [Manager.Remove]
 // are changes too.
 //
 // The calls come one at a time, after the change, in the order of the changes, from a goroutine that holds no lock
@@ -50,8 +50,12 @@ func (m *Manager) tell(name string) { m.subscribers.Tell(func() []string { retur
 // published t.
 func (m *Manager) announce(t, old *trust) {
 	m.forgetAnnounced()
+	var before *secretset.Set
+	if old != nil {
+		before = old.secrets
+	}
 	m.announced = append(m.announced,
-		announcement{t, m.subscribers.Tell(func() []string { return t.changedNames(old) })})
+		announcement{t, m.subscribers.Tell(func() []string { return t.secrets.Changes(before) })})
 }
 
 // forgetAnnounced drops bundles older than the newest one that all subscribers know. The caller holds mu.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,7 +45,7 @@ func (m *Manager) Report() report.Report {
 			r.NotReady = m.notReady(m.roots, nil)
 		}
 	} else if h := m.first.held.Load(); h != nil {
-		identities[0].ChainEnd = certchain.End(h.chain())
+		identities[0].ChainEnd = certchain.End(h.own.Chain())
 		if !m.trust.Load().anchors(h.anchor) { // the anchor is published before the certificate
 			const orphaned = "no peer that has the trust bundle accepts the identity %s, whose root has left it"
 			r.NotReady = fmt.Errorf(orphaned, m.label(m.first))
@@ -54,32 +55,33 @@ func (m *Manager) Report() report.Report {
 	}
 	r.Identities, r.Attempts = identities, attempts
 	up := report.Upstream{Name: ca}
-	for i := range identities {
-		one := &identities[i]
-		attempted(&up, one.LastSuccess, one.Renewal, one.Failures, one.Since, one.Err)
+	for _, i := range identities {
+		include(&up, report.Upstream{LastSuccess: i.LastSuccess, NextAttempt: i.Renewal, Failures: i.Failures,
+			Since: i.Since, Err: i.Err})
 	}
-	attempted(&up, roots.LastSuccess, roots.NextAttempt, roots.Failures, roots.Since, roots.Err)
+	include(&up, roots)
 	r.Upstreams = []report.Upstream{up}
 	r.Metrics = func(w io.Writer) error { return m.metrics(identities, roots).Write(w) }
 	return r
 }
 
-// attempted adds the attempts for one entry to the CA's attempts.
-func attempted(up *report.Upstream, success, next time.Time, failures int, since time.Time, err error) {
-	if success.After(up.LastSuccess) {
-		up.LastSuccess = success
-	}
-	if err == nil {
+// include adds the attempts for one entry to the CA's attempts.
+func include(up *report.Upstream, one report.Upstream) {
+	up.LastSuccess = slices.MaxFunc([]time.Time{up.LastSuccess, one.LastSuccess}, time.Time.Compare)
+	if one.Err == nil {
 		return
 	}
-	up.Failures = max(up.Failures, failures)
-	up.Err = cmp.Or(up.Err, err)
-	if up.Since.IsZero() || since.Before(up.Since) {
-		up.Since = since
+	up.Failures, up.Err = max(up.Failures, one.Failures), cmp.Or(up.Err, one.Err)
+	up.Since = earlier(up.Since, one.Since)
+	up.NextAttempt = earlier(up.NextAttempt, one.NextAttempt)
+}
+
+// earlier returns the earlier of two times, of which a zero one is not known.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
 	}
-	if !next.IsZero() && (up.NextAttempt.IsZero() || next.Before(up.NextAttempt)) {
-		up.NextAttempt = next
-	}
+	return a
 }
 
 // states returns the states of the identities, the default one first, and of the trust bundles: when the CA last
@@ -88,41 +90,30 @@ func attempted(up *report.Upstream, success, next time.Time, failures int, since
 func (m *Manager) states() (identities []report.Identity, roots report.Upstream, attempts []report.Attempt) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	identities = make([]report.Identity, 0, m.reported)
 	if m.hasFirst() {
 		identities = append(identities, m.state(m.first))
-		identities[0].Own = true
-		if m.first.id.IsZero() {
-			identities[0].Name = "default"
-		}
 	}
 	for _, v := range m.names.Range {
 		if e := v.(*entry); e != m.first {
 			identities = append(identities, m.state(e))
 		}
 	}
-	m.reported = len(identities)
-	roots = report.Upstream{Failures: m.roots.Failures(), Err: m.roots.err()}
-	if roots.Err != nil {
-		roots.Since = m.roots.since
-	}
+	roots = report.Upstream{Failures: m.roots.Failures(), Err: m.roots.err(), Since: m.roots.since}
 	if at := m.counts.confirmed.Load(); at != 0 {
 		roots.LastSuccess = time.Unix(0, at)
 	}
 	if !m.watching {
 		roots.NextAttempt = m.bundles.Next(m.roots)
 	}
-	return identities, roots, m.history.all()
+	return identities, roots, slices.Clone(m.tried)
 }
 
 // state returns the state of an identity. The caller holds mu.
 func (m *Manager) state(e *entry) report.Identity {
-	i := report.Identity{Name: e.id.String(), Renewal: m.loopOf(e).Next(e), Failures: e.Failures(), Err: e.err()}
+	i := report.Identity{Name: e.name(), Own: e == m.first, Renewal: m.loopOf(e).Next(e), Failures: e.Failures(),
+		Since: e.since, Err: e.err()}
 	if h := e.held.Load(); h != nil {
 		i.NotBefore, i.NotAfter, i.LastSuccess, i.Certificate = h.notBefore, h.notAfter, h.received, h.leaf
-	}
-	if i.Err != nil {
-		i.Since = e.since
 	}
 	return i
 }

@@ -25,6 +25,8 @@ const (
 	impatient    = 30 * time.Second
 )
 
+const concurrency = 16 // certificate requests at the same time
+
 var patience = renew.Patience{Impatient: impatient, Longest: 30 * time.Minute, Wish: longestWish}
 
 // Run keeps the identities and the bundles fresh. It blocks until ctx is done or [Manager.Close] is called, then ends
@@ -141,12 +143,8 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 
 	switch {
 	case err == nil && e != m.roots:
-		until := e.held.Load().notAfter
-		attrs := []slog.Attr{id, slog.Time("not_after", until), slog.Duration("renew_in", wait)}
-		if time.Until(until)+time.Minute < m.cfg.Lifetime {
-			attrs = append(attrs, slog.Duration("asked", m.cfg.Lifetime))
-		}
-		m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "secretcache: new certificate", attrs...)
+		m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "secretcache: new certificate", id,
+			slog.Time("not_after", e.held.Load().notAfter), slog.Duration("renew_in", wait))
 	case err != nil && wait > 0:
 		m.logRetry(ctx, "secretcache: attempt failed", e, failures, err, wait)
 	}
@@ -154,29 +152,28 @@ func (m *Manager) attempt(ctx context.Context, e *entry) {
 
 // settle records the end of an attempt for e, and returns the wait before the next one. The caller holds mu.
 func (m *Manager) settle(ctx context.Context, e *entry, err error, tried report.Attempt) (wait time.Duration) {
-	begun := e.asked.Swap(0)
-	switch {
-	case err == nil:
+	if err != nil && ctx.Err() != nil { // Run or Remove ended the attempt
+		return 0
+	}
+	e.asked.Store(0)
+	m.count(e, err)
+	m.record(tried)
+	if err == nil {
 		e.Succeeded()
 		e.cause.Store(nil)
-		m.history.add(tried)
-		wait = m.renewIn(e)
-	case ctx.Err() == nil: // else Run or Remove ended the attempt
-		if e.cause.Swap(&err) == nil {
-			e.since = time.Now()
-		}
-		m.history.add(tried)
-		wait = m.retryIn(e, e.Failed(err))
-		if _, ok := errors.AsType[*tooShort](err); ok { // the CA works, and each attempt costs it a signature
-			wait = max(wait, e.held.Load().left()/4)
-		}
-		if e.Final() && (e == m.first || e == m.roots) {
-			m.changed.Notify() // for Ready
-		}
-	default:
-		e.asked.Store(-int64(time.Since(time.Unix(0, begun))))
+		e.since = time.Time{}
+		return m.renewIn(e)
 	}
-	m.attempted(ctx, e, err)
+	if e.cause.Swap(&err) == nil {
+		e.since = time.Now()
+	}
+	wait = m.retryIn(e, e.Failed(err))
+	if _, ok := errors.AsType[*tooShort](err); ok { // the CA works, and each attempt costs it a signature
+		wait = max(wait, e.held.Load().left()/4)
+	}
+	if e.Final() && (e == m.first || e == m.roots) {
+		m.changed.Notify() // for Ready
+	}
 	return wait
 }
 
@@ -206,32 +203,29 @@ func (h *held) retryAfter(f renew.Failure, left time.Duration, u float64) time.D
 	return patience.Wait(f, h.notAfter.Sub(h.received), left, u)
 }
 
+// retryIn returns the wait after a failure before the next attempt for e. The caller holds mu.
 func (m *Manager) retryIn(e *entry, f renew.Failure) time.Duration {
 	h := e.held.Load()
-	switch {
+	left := h.left()
+	if e.orphan { // peers with the new bundle reject the certificate
+		left = 0
+	}
+	switch u := rand.Float64(); {
 	case e == m.roots && m.trust.Load() != nil:
-		return renew.Backoff{Low: time.Second, First: 2 * time.Second, High: m.poll(), Wish: longestWish}.Wait(f,
-			rand.Float64())
+		return renew.Backoff{Low: time.Second, First: 2 * time.Second, High: m.poll(), Wish: longestWish}.Wait(f, u)
 	case e == m.roots:
-		return patience.Wait(f, 0, 0, rand.Float64())
+		return patience.Wait(f, 0, 0, u)
 	case m.cfg.RenewIn != nil:
-		left := h.left()
-		if e.orphan {
-			left = 0
-		}
 		wait, wish := max(m.cfg.RenewIn(left, f.Times), renew.Shortest), left/2
 		if left == 0 {
 			wish = longestWish
 		}
-		return renew.Backoff{Low: wait, First: wait, High: wait, Wish: wish}.Wait(f, rand.Float64())
+		return renew.Backoff{Low: wait, First: wait, High: wait, Wish: wish}.Wait(f, u)
 	case h == nil:
-		return patience.Wait(f, m.cfg.Lifetime, 0, rand.Float64())
+		return patience.Wait(f, m.cfg.Lifetime, 0, u)
+	default:
+		return h.retryAfter(f, left, u)
 	}
-	left := h.left()
-	if e.orphan { // peers with the new bundle reject it
-		left = 0
-	}
-	return h.retryAfter(f, left, rand.Float64())
 }
 
 // poll returns when to fetch the bundles again. The caller holds mu.
@@ -299,27 +293,23 @@ func (m *Manager) Remove(id spiffe.ID) {
 	m.tell(id.String())
 }
 
-// history keeps the last few attempts.
-type history struct {
-	last [50]report.Attempt
-	n    int // number of all attempts
-}
+const maxAttempts = 50
 
-// add adds an attempt, or counts it if it is like the last one for the same identity.
-func (h *history) add(tried report.Attempt) {
-	for k := h.n - 1; k >= max(0, h.n-len(h.last)); k-- {
-		if have := &h.last[k%len(h.last)]; have.Names[0] == tried.Names[0] {
-			if tried.Failure != "" && have.Failure == tried.Failure {
-				have.Time = tried.Time
-				have.Count++
+// record keeps the last few attempts. A failure like the last attempt's for the same identity only counts it again.
+// The caller holds mu.
+func (m *Manager) record(tried report.Attempt) {
+	for k := range slices.Backward(m.tried) {
+		if last := &m.tried[k]; last.Names[0] == tried.Names[0] {
+			if tried.Failure != "" && last.Failure == tried.Failure {
+				last.Time = tried.Time
+				last.Count++
 				return
 			}
 			break
 		}
 	}
-	h.last[h.n%len(h.last)] = tried
-	h.n++
+	if len(m.tried) == maxAttempts {
+		m.tried = slices.Delete(m.tried, 0, 1)
+	}
+	m.tried = append(m.tried, tried)
 }
-
-// all returns the kept attempts, in no order.
-func (h *history) all() []report.Attempt { return slices.Clone(h.last[:min(h.n, len(h.last))]) }

@@ -115,7 +115,7 @@ func TestShutdown(t *testing.T) {
 func TestUrgent(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org")
-		m := newManager(t, secretcache.Config{CA: ca, Concurrency: 2})
+		m := newManager(t, secretcache.Config{CA: ca})
 		ready(t, m)
 		ca.Delay(time.Second)
 		for i := range 100 {

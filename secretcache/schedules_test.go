@@ -198,9 +198,7 @@ func play(t *testing.T, seed int64) {
 	w.other, _ = w.ca.Certificate("/web")
 	w.foreign, _ = spiffetest.NewCA(t, "example.org").Certificate("/web")
 	w.ca.EditTemplates(w.template)
-	var err error
-	w.m, err = secretcache.New(secretcache.Config{ID: web, CA: w, Lifetime: w.life, Timeout: 10 * time.Second, NewKey: w.newKey})
-	require.NoError(t, err)
+	w.m = must.Get(secretcache.New(secretcache.Config{ID: web, CA: w, Lifetime: w.life, Timeout: 10 * time.Second, NewKey: w.newKey}))(t)
 	tick := max(900*time.Millisecond, w.life/100)
 	secretcache.SetClock(w.m, tick, func() (mono, wall time.Time) { return time.Now(), w.now() })
 	defer w.m.Subscribe(func(string) { w.look("a subscriber") })()

@@ -86,11 +86,11 @@ func (m *Manager) rootSecret(ctx context.Context, name string) (*pki.Secret, err
 		}
 		t = m.trust.Load()
 	}
-	s, ok := t.lookup(name)
+	material, ok := t.secrets.Lookup(name)
 	if !ok {
 		return nil, unknown(name)
 	}
-	return s.secret, s.err
+	return material.Secret(name)
 }
 
 // obtain demands e, and waits until it can be handed out.

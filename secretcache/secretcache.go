@@ -97,6 +97,7 @@ import (
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 )
 
 // Config configures a [Manager]. CA is required, and either ID or Expect; every other zero field means its documented
@@ -146,14 +147,6 @@ type Config struct {
 		Changed() <-chan struct{}
 	}
 
-	// Previous is the default identity with its trust bundles from an earlier run of the program, such as the
-	// Snapshot of a *filesource.Source that reads the files of a *filesink.Sink. [New] publishes it, so that a
-	// restarted program serves at once and requests a certificate only when this one is due for renewal; its life
-	// counts from its NotBefore. Run fetches the bundles at its start as always, and accepts the CA's as the first
-	// ones. A certificate that has expired, is for another ID, or does not verify with the bundles beside it is not
-	// used, and a warning is logged. Nil means none; it must be nil if Expect is not for a SPIFFE ID.
-	Previous *spiffe.Snapshot
-
 	// NewKey returns the private key of the next certificate, and should make a new one for each. It must be safe for
 	// concurrent use. Nil means a new ECDSA P-256 key. Keys that cannot be exported work for [Manager.SVID], not for
 	// [Manager.GenerateSecret].
@@ -187,9 +180,6 @@ type Config struct {
 	// uses up remaining life.
 	Timeout time.Duration
 
-	// Concurrency is the maximum number of certificate requests at the same time; 0 means 16.
-	Concurrency int
-
 	// Logger gets each attempt (Debug), each change of an identity or a bundle (Info), and each failure
 	// that is followed by another attempt (Warn), with the attributes id, attempt, err, retry_in,
 	// not_after, renew_in, trust_domain, authorities and sequence. Nil means no logs.
@@ -220,8 +210,7 @@ type Manager struct {
 	identities renew.Loop[*entry]
 	announced  []announcement // the newest bundle that all subscribers know, and newer ones; oldest first
 	counts     counts
-	reported   int     // identities in the last report
-	history    history // of attempts
+	tried      []report.Attempt // the last few
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -252,7 +241,6 @@ func New(cfg Config) (*Manager, error) {
 	}
 	cfg.GraceRatio, cfg.Jitter = cfg.timing()
 	cfg.Timeout = cmp.Or(cfg.Timeout, 30*time.Second)
-	cfg.Concurrency = cmp.Or(cfg.Concurrency, 16)
 	cfg.Role = cmp.Or(cfg.Role, spiffe.BothRoles)
 	cfg.Logger = ratelog.Patient(cfg.Logger)
 
@@ -261,19 +249,12 @@ func New(cfg Config) (*Manager, error) {
 	m.first = &entry{id: cfg.ID}
 	m.redacted = redact.New("secretcache.Manager(" + cmp.Or(cfg.Expect.String(), m.roots.id.String()) + ")")
 	m.bundles = renew.Loop[*entry]{Mu: &m.mu, Attempt: m.attempt}
-	m.identities = renew.Loop[*entry]{Mu: &m.mu, Attempt: m.attempt, Slots: cfg.Concurrency, Hold: true,
+	m.identities = renew.Loop[*entry]{Mu: &m.mu, Attempt: m.attempt, Slots: concurrency, Hold: true,
 		SetBack: m.setBack}
 	m.bundles.Put(m.roots, 0)
 	if m.hasFirst() {
 		m.names.Store(m.first.name(), m.first)
 		m.identities.Put(m.first, 0)
-	}
-	if cfg.Previous != nil {
-		if err := m.adopt(cfg.Previous); err != nil {
-			cfg.Logger.Warn("secretcache: the identity of the previous run is not used",
-				slog.String("id", m.label(m.first)), slog.Any("err", err))
-		}
-		m.cfg.Previous = nil // so that the old key is not kept after its renewal
 	}
 	return m, nil
 }
@@ -292,10 +273,6 @@ func (c *Config) check() error {
 	case c.ID.IsZero() && c.TrustDomain.IsZero() && c.Expect.TrustDomain().IsZero():
 		return fmt.Errorf("Config.Expect, %q, names no trust domain, whose roots it needs: %w", c.Expect,
 			spiffe.ErrZero)
-	case c.Previous != nil && *c.Previous == (spiffe.Snapshot{}):
-		return errors.New("Config.Previous is a zero Snapshot: set it to nil if there is none")
-	case c.Previous != nil && id.IsZero():
-		return fmt.Errorf("Config.Previous is an X.509-SVID, and the default identity is none")
 	case !id.IsZero() && id.Path() == "":
 		return fmt.Errorf("Config.ID is %q, which names a trust domain and not a workload", id)
 	case len(c.CommonName) > 64:
@@ -304,9 +281,8 @@ func (c *Config) check() error {
 		return errors.New("Config.CA is required")
 	case c.Role < 0 || c.Role > spiffe.BothRoles:
 		return fmt.Errorf("Config.Role is %d, want ServerRole, ClientRole or BothRoles", c.Role)
-	case c.Lifetime < 0 || c.Timeout < 0 || c.Concurrency < 0:
-		return fmt.Errorf("Config.Lifetime is %v, Timeout %v, Concurrency %d: none may be negative", c.Lifetime,
-			c.Timeout, c.Concurrency)
+	case c.Lifetime < 0 || c.Timeout < 0:
+		return fmt.Errorf("Config.Lifetime is %v and Timeout %v: neither may be negative", c.Lifetime, c.Timeout)
 	}
 	if c.RenewIn != nil && (c.GraceRatio != 0 || c.Jitter != 0) {
 		return errors.New("Config.RenewIn is set, and GraceRatio or Jitter too: want one way to say when to renew")
@@ -347,7 +323,7 @@ func (m *Manager) Credential() (*pki.Credential, error) {
 			errors.ErrUnsupported)
 	}
 	if h := m.first.held.Load(); h != nil {
-		return h.credential, nil
+		return h.own.(*pki.Credential), nil // as form made it
 	}
 	return nil, m.notReady(m.first, nil)
 }
@@ -414,46 +390,32 @@ func (m *Manager) want(e *entry) pki.Expectation {
 
 // notReady is the error for e while it has nothing to hand out; cause says why a reader stopped waiting, if one did.
 func (m *Manager) notReady(e *entry, cause error) error {
-	why, failed := cause, ""
-	add := func(err error) {
+	last := cmp.Or(e.err(), m.roots.err())
+	if last != nil {
+		last = fmt.Errorf("the last attempt failed: %w", last)
+	} else if asked := cmp.Or(e.asked.Load(), m.roots.asked.Load()); asked != 0 {
+		silence := time.Since(time.Unix(0, asked)).Round(100 * time.Millisecond)
+		last = fmt.Errorf("the CA has not answered for %v", silence)
+	}
+	idle := m.life.Idle()
+	if tried := last != nil; tried && errors.Is(idle, lifecycle.ErrNotStarted) ||
+		tried && cause != nil && errors.Is(idle, lifecycle.ErrEnded) {
+		idle = nil // GenerateSecret tries without Run
+	}
+	var why error
+	for _, err := range []error{cause, last, idle} {
 		switch {
+		case err == nil || errors.Is(why, err):
 		case why == nil:
 			why = err
-		case !errors.Is(why, err):
-			why = fmt.Errorf("%w; %s%w", why, failed, err)
+		default:
+			why = fmt.Errorf("%w; %w", why, err)
 		}
 	}
-	tried := true
-	if last := cmp.Or(e.err(), m.roots.err()); last != nil {
-		failed = "the last attempt failed: "
-		add(last)
-		failed = ""
-	} else if asked := cmp.Or(e.asked.Load(), m.roots.asked.Load()); asked != 0 {
-		add(silence(asked))
-	} else {
-		tried = false
-	}
-	switch idle := m.life.Idle(); {
-	case idle == nil:
-		if why == nil {
-			why = errors.New("the CA is about to be asked")
-		}
-	case tried && errors.Is(idle, lifecycle.ErrNotStarted), tried && cause != nil &&
-		errors.Is(idle, lifecycle.ErrEnded):
-		// GenerateSecret tries without Run
-	default:
-		add(idle)
+	if why == nil {
+		why = errors.New("the CA is about to be asked")
 	}
 	return fmt.Errorf("secretcache: %s: %w: %w", m.title(e), spiffe.ErrNotReady, why)
-}
-
-// silence is the error for a CA that has not answered and not failed; see entry.asked.
-func silence(asked int64) error {
-	waited := time.Duration(-asked)
-	if asked > 0 {
-		waited = time.Since(time.Unix(0, asked))
-	}
-	return fmt.Errorf("the CA has not answered for %v", waited.Round(100*time.Millisecond))
 }
 
 func (m *Manager) title(e *entry) string {

@@ -156,7 +156,6 @@ func TestNewRefuses(t *testing.T) {
 		"Config.Role is 4":                 {ID: web, CA: ca, Role: 4},
 		"Lifetime is -1s":                  {ID: web, CA: ca, Lifetime: -time.Second},
 		"Timeout -1s":                      {ID: web, CA: ca, Timeout: -time.Second},
-		"Concurrency -1":                   {ID: web, CA: ca, Concurrency: -1},
 		"GraceRatio is 1 ":                 {ID: web, CA: ca, GraceRatio: 1},
 		"GraceRatio is -0.5 ":              {ID: web, CA: ca, GraceRatio: -0.5},
 		"GraceRatio is 0.9 and Jitter 0.1": {ID: web, CA: ca, GraceRatio: 0.9, Jitter: 0.1},
@@ -206,8 +205,7 @@ func TestTiming(t *testing.T) {
 		"a small ratio": {0.1, 42 * time.Minute, 54 * time.Minute},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
-			m, err := secretcache.New(secretcache.Config{ID: web, CA: spiffetest.NewCA(t, "example.org"), GraceRatio: c.grace})
-			require.NoError(t, err)
+			m := must.Get(secretcache.New(secretcache.Config{ID: web, CA: spiffetest.NewCA(t, "example.org"), GraceRatio: c.grace}))(t)
 			start(t, m)
 			var took []time.Duration
 			last := time.Time{}
@@ -340,8 +338,7 @@ func TestWithoutDefaultIdentity(t *testing.T) {
 		cancel()
 		require.NoError(t, <-done)
 
-		_, err = secretcache.New(secretcache.Config{TrustDomain: td, ID: web, CA: issuer})
-		assert.ErrorContains(t, err, "has its own")
+		assert.ErrorContains(t, must.Err(secretcache.New(secretcache.Config{TrustDomain: td, ID: web, CA: issuer})), "has its own")
 	})
 }
 

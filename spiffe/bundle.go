@@ -190,14 +190,19 @@ func (b *Bundle) X509Authorities() iter.Seq[*x509.Certificate] { return slices.V
 func (b *Bundle) JWTAuthorities() iter.Seq2[string, crypto.PublicKey] { return each(b.jwt) }
 
 // JWTAuthority returns the JWT key with the given ID, an *ecdsa.PublicKey or *rsa.PublicKey.
-func (b *Bundle) JWTAuthority(keyID string) (crypto.PublicKey, bool) { return find(b.jwt, keyID) }
+func (b *Bundle) JWTAuthority(keyID string) (crypto.PublicKey, bool) {
+	i, ok := slices.BinarySearchFunc(b.jwt, keyID, func(a authority, id string) int {
+		return strings.Compare(a.id, id)
+	})
+	if !ok {
+		return nil, false
+	}
+	return b.jwt[i].key, true
+}
 
 // WITAuthorities loops over the WIT keys, sorted by key ID: none unless they came
 // from [NewBundle] or [ParseBundleWIT].
 func (b *Bundle) WITAuthorities() iter.Seq2[string, crypto.PublicKey] { return each(b.wit) }
-
-// WITAuthority returns the WIT key with the given ID, an *ecdsa.PublicKey or *rsa.PublicKey, and never a JWT key.
-func (b *Bundle) WITAuthority(keyID string) (crypto.PublicKey, bool) { return find(b.wit, keyID) }
 
 func each(list []authority) iter.Seq2[string, crypto.PublicKey] {
 	return func(yield func(string, crypto.PublicKey) bool) {
@@ -207,15 +212,6 @@ func each(list []authority) iter.Seq2[string, crypto.PublicKey] {
 			}
 		}
 	}
-}
-
-func find(list []authority, keyID string) (crypto.PublicKey, bool) {
-	i, ok := slices.BinarySearchFunc(list, keyID,
-		func(a authority, id string) int { return strings.Compare(a.id, id) })
-	if !ok {
-		return nil, false
-	}
-	return list[i].key, true
 }
 
 // Sequence returns the sequence number and whether there is one; see [Bundle.Supersedes].

@@ -65,12 +65,11 @@ func ExampleParseBundleWIT() {
 			fmt.Println(err)
 			return
 		}
-		_, ok := bundle.WITAuthority("wit-1")
-		fmt.Println(ok, bundle.Skipped())
+		fmt.Println(len(bundle.Contents().WITAuthorities), bundle.Skipped())
 	}
 	// Output:
-	// false [spiffe: invalid bundle of "example.org", entry 0 with key ID "wit-1" at byte 13: "use" is missing or unknown: "wit-svid"]
-	// true []
+	// 0 [spiffe: invalid bundle of "example.org", entry 0 with key ID "wit-1" at byte 13: "use" is missing or unknown: "wit-svid"]
+	// 1 []
 }
 
 // A publisher adds a key and publishes the next document. The roots are what a CA hands out in PEM.

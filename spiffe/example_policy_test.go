@@ -1,7 +1,6 @@
 package spiffe_test
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log"
@@ -14,23 +13,13 @@ func ExampleParsePolicy() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(allow.Allows(spiffe.MustParseID("spiffe://partner.test/gateway")))
+	fmt.Println(allow.Check(spiffe.MustParseID("spiffe://partner.test/gateway")) == nil)
 
 	_, err = spiffe.ParsePolicy("spiffe://example.org/ns/prod/*, spiffe://Partner.test/gateway")
 	fmt.Println(err)
 	// Output:
 	// true
 	// spiffe: invalid policy "spiffe://Partner.test/gateway" at byte 41: upper case is not allowed in a trust domain name
-}
-
-// A policy is a value in a configuration file.
-func ExamplePolicy_UnmarshalText() {
-	var config struct{ Allow spiffe.Policy }
-	if err := json.Unmarshal([]byte(`{"allow": "spiffe://example.org/*"}`), &config); err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(config.Allow)
-	// Output: spiffe://example.org/*
 }
 
 // A decision that rules cannot express is a function of the program.
@@ -45,7 +34,7 @@ func ExampleAllowFunc() {
 			return nil
 		}),
 	)
-	fmt.Println(allow.Allows(spiffe.MustParseID("spiffe://example.org/tenant/7")))
+	fmt.Println(allow.Check(spiffe.MustParseID("spiffe://example.org/tenant/7")) == nil)
 	fmt.Println(allow.Check(spiffe.MustParseID("spiffe://example.org/tenant/8")))
 	// Output:
 	// true
@@ -56,17 +45,17 @@ func ExampleAllowFunc() {
 func ExampleLivePolicy() {
 	var allow spiffe.LivePolicy // goes wherever a PolicySource is wanted
 	web := spiffe.MustParseID("spiffe://example.org/web")
-	fmt.Println(allow.Policy().Allows(web))
+	fmt.Println(allow.Policy().Check(web) == nil)
 
 	changed := allow.Changed()
 	if err := allow.Set(spiffe.AllowIDs(web)); err != nil {
 		log.Fatal(err)
 	}
 	<-changed
-	fmt.Println(allow.Policy().Allows(web))
+	fmt.Println(allow.Policy().Check(web) == nil)
 
 	fmt.Println(allow.Set(spiffe.AllowIDs())) // a list that is empty by accident
-	fmt.Println(allow.Policy().Allows(web))
+	fmt.Println(allow.Policy().Check(web) == nil)
 	// Output:
 	// false
 	// true

@@ -55,7 +55,7 @@ func ExampleAnyOf() {
 		spiffe.AllowPathPrefix(home, "/ns/prod"),
 	)
 	fmt.Println(allow)
-	fmt.Println(allow.Allows(spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web")))
+	fmt.Println(allow.Check(spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web")) == nil)
 	fmt.Println(allow.Check(spiffe.MustParseID("spiffe://example.org/ns/production/sa/web")))
 	// Output:
 	// spiffe://example.org/ns/prod/*, spiffe://partner.test/gateway
@@ -86,9 +86,7 @@ func ExampleVerifier_VerifyChain() {
 		log.Fatal(err)
 	}
 	allow := spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web"))
-	v, err := spiffe.NewVerifier(bundle, allow, &spiffe.VerifierOptions{
-		Now: func() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) },
-	})
+	v, err := spiffe.NewVerifier(bundle, allow, func() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) })
 	if err != nil {
 		log.Fatal(err)
 	}

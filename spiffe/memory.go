@@ -13,9 +13,8 @@ import (
 )
 
 const (
-	defaultRemembered = 1024
-	maxRemembered     = 1 << 20
-	maxRememberedDER  = 32 << 10 // bytes of DER that one chain may keep alive
+	maxRemembered    = 1024     // chains
+	maxRememberedDER = 32 << 10 // bytes of DER that one chain may keep alive
 )
 
 // memoryKey selects the place of a chain in the memory: by a hash of its leaf with a random seed, and by the role.
@@ -35,7 +34,7 @@ type remembered struct {
 
 // find returns the chain if it is remembered in this role, or nil. It compares all bytes.
 func (v *Verifier) find(chain []*x509.Certificate, role Role) *remembered {
-	if v.memory == nil || chain[0] == nil || len(chain[0].Raw) > maxRememberedDER {
+	if chain[0] == nil || len(chain[0].Raw) > maxRememberedDER {
 		return nil
 	}
 	r, ok := v.memory.Find(v.key(chain, role))
@@ -59,7 +58,7 @@ func (r *remembered) validAt(t time.Time) bool {
 // keep remembers a chain that was verified against b at the time now. It replaces a chain of the same leaf, a chain
 // that is useless now, or a random one.
 func (v *Verifier) keep(chain []*x509.Certificate, role Role, b *Bundle, peer *Peer, now time.Time) {
-	if v.memory == nil || !lean(chain, peer.chain) {
+	if !lean(chain, peer.chain) {
 		return
 	}
 	start := slices.MaxFunc(peer.chain, func(a, b *x509.Certificate) int { return a.NotBefore.Compare(b.NotBefore) })

@@ -30,14 +30,12 @@ type world struct {
 	*spiffe.Verifier
 }
 
-func newWorld(t testing.TB, remember int) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{root: caSpec("ca1", "spiffe://example.org").issue(nil), at: now}
 	w.bundle = bundleOf(t, "example.org", w.root.parse(t))
 	require.NoError(t, w.allow.Set(spiffe.AllowAnyPeer()))
-	v, err := spiffe.NewVerifier(w, &w.allow, &spiffe.VerifierOptions{Now: func() time.Time { return w.at }, Remember: remember})
-	require.NoError(t, err)
-	w.Verifier = v
+	w.Verifier = must.Get(spiffe.NewVerifier(w, &w.allow, func() time.Time { return w.at }))(t)
 	return w
 }
 
@@ -67,7 +65,7 @@ func (w *world) good(t testing.TB, chain []*x509.Certificate, role spiffe.Role) 
 
 func TestRepeatedPeer(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 0)
+	w := newWorld(t)
 	mid := caSpec("int1", "spiffe://example.org").issue(w.root)
 	other := caSpec("int1", "spiffe://example.org").with(func(s *certSpec) { s.notAfter = s.notAfter.Add(time.Hour) }).issue(w.root)
 	leaf := leafSpec(webID.String()).issue(mid).parse(t)
@@ -92,10 +90,6 @@ func TestRepeatedPeer(t *testing.T) {
 		_, err := w.VerifyChain(broken, spiffe.ClientRole)
 		assert.Error(t, err)
 	}
-
-	none := newWorld(t, -1)
-	one := none.leaf(t, 1)
-	assert.NotSame(t, none.good(t, []*x509.Certificate{one}, spiffe.AnyRole), none.good(t, []*x509.Certificate{one}, spiffe.AnyRole))
 }
 
 // What is remembered changes no decision.
@@ -105,7 +99,7 @@ func TestMemoryAsksAgain(t *testing.T) {
 
 	t.Run("another bundle", func(t *testing.T) {
 		t.Parallel()
-		w := newWorld(t, 0)
+		w := newWorld(t)
 		chain := []*x509.Certificate{w.leaf(t, 1)}
 		before := w.good(t, chain, spiffe.AnyRole)
 
@@ -137,7 +131,7 @@ func TestMemoryAsksAgain(t *testing.T) {
 
 	t.Run("another policy", func(t *testing.T) {
 		t.Parallel()
-		w := newWorld(t, 0)
+		w := newWorld(t)
 		chain := []*x509.Certificate{w.leaf(t, 1)}
 		peer := w.good(t, chain, spiffe.AnyRole)
 		require.NoError(t, w.allow.Set(spiffe.AllowIDs(webID)))
@@ -156,7 +150,7 @@ func TestMemoryAsksAgain(t *testing.T) {
 			"leaf":         caSpec("int1", ""),
 			"intermediate": caSpec("int1", "").with(func(s *certSpec) { s.notBefore, s.notAfter = now.Add(-time.Minute), now.Add(time.Minute) }),
 		} {
-			w := newWorld(t, 0)
+			w := newWorld(t)
 			mid := spec.issue(w.root)
 			chain := []*x509.Certificate{leafSpec(webID.String()).issue(mid).parse(t), mid.parse(t)}
 			peer := w.good(t, chain, spiffe.AnyRole)
@@ -187,7 +181,7 @@ func latest(chain []*x509.Certificate) time.Time {
 // A refusal is computed each time, so that it ends when its reason does.
 func TestMemoryKeepsNoRefusal(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 0)
+	w := newWorld(t)
 	chain := []*x509.Certificate{w.leaf(t, 1)}
 	require.NoError(t, w.allow.Set(spiffe.AllowIDs(webID)))
 	stranger := leafSpec("spiffe://example.org/stranger").issue(caSpec("ca2", "").issue(nil)).parse(t)
@@ -204,7 +198,8 @@ func TestMemoryKeepsNoRefusal(t *testing.T) {
 func TestMemoryIsBounded(t *testing.T) {
 	t.Parallel()
 	for _, places := range []int{1, 2, 3, 4, 5, 8, 30} {
-		w := newWorld(t, places)
+		w := newWorld(t)
+		spiffe.Remember(w.Verifier, places)
 		for i := range 60 {
 			w.good(t, []*x509.Certificate{w.leaf(t, i)}, spiffe.AnyRole)
 		}
@@ -214,15 +209,14 @@ func TestMemoryIsBounded(t *testing.T) {
 		chain := []*x509.Certificate{w.leaf(t, 60)}
 		assert.Same(t, w.good(t, chain, spiffe.AnyRole), w.good(t, chain, spiffe.AnyRole), "a new chain gets a place")
 	}
-	_, err := spiffe.NewVerifier(noBundles{}, spiffe.AllowAnyPeer(), &spiffe.VerifierOptions{Remember: 1<<20 + 1})
-	assert.EqualError(t, err, "spiffe: new verifier: Remember is 1048577, the limit is 1048576")
 }
 
 // An expired chain makes room before any other.
 func TestMemoryForgetsTheExpiredFirst(t *testing.T) {
 	t.Parallel()
 	for range 10 {
-		w := newWorld(t, 4) // in one set
+		w := newWorld(t)
+		spiffe.Remember(w.Verifier, 4) // in one set
 		short := leafSpec(webID.String()).with(func(s *certSpec) { s.notAfter = now.Add(time.Minute) }).issue(w.root).parse(t)
 		chains := [][]*x509.Certificate{{short}, {w.leaf(t, 1)}, {w.leaf(t, 2)}, {w.leaf(t, 3)}}
 		peers := make([]*spiffe.Peer, len(chains))
@@ -240,7 +234,7 @@ func TestMemoryForgetsTheExpiredFirst(t *testing.T) {
 // A chain that a peer can vary at will, or that keeps much memory alive, is verified each time.
 func TestMemoryIsNotForEveryChain(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 0)
+	w := newWorld(t)
 	leaf, root := w.leaf(t, 1), w.root.parse(t)
 	mid := caSpec("int1", "spiffe://example.org").issue(w.root)
 	under := leafSpec(webID.String()).issue(mid).parse(t)
@@ -265,7 +259,7 @@ func TestMemoryIsNotForEveryChain(t *testing.T) {
 		"too big":                {[]*x509.Certificate{big}, false},
 		"in a big message":       {[]*x509.Certificate{inMessage}, false},
 	} {
-		w := newWorld(t, 0)
+		w := newWorld(t)
 		first := w.good(t, c.chain, spiffe.AnyRole)
 		n, der := spiffe.Remembered(w.Verifier)
 		if second := w.good(t, c.chain, spiffe.AnyRole); c.kept {
@@ -330,7 +324,8 @@ func TestMemoryVectors(t *testing.T) {
 
 func TestMemoryConcurrently(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 8)
+	w := newWorld(t)
+	spiffe.Remember(w.Verifier, 8)
 	chains := make([][]*x509.Certificate, 24)
 	for i := range chains {
 		chains[i] = []*x509.Certificate{w.leaf(t, i)}
@@ -356,7 +351,7 @@ func TestRepeatedPeerCost(t *testing.T) {
 	root := caSpec("ca1", "spiffe://example.org").issue(nil)
 	mid := caSpec("int1", "spiffe://example.org").issue(root)
 	bundles := must.Get(spiffe.NewBundleSet(bundleOf(t, "example.org", root.parse(t))))(t)
-	v, err := spiffe.NewVerifier(bundles, spiffe.AllowMembersOf(webID.TrustDomain()), &spiffe.VerifierOptions{Now: atNow})
+	v, err := spiffe.NewVerifier(bundles, spiffe.AllowMembersOf(webID.TrustDomain()), atNow)
 	require.NoError(t, err)
 	chain := []*x509.Certificate{leafSpec(webID.String()).issue(mid).parse(t), mid.parse(t)}
 	must.Get(v.VerifyChain(chain, spiffe.ClientRole))(t)

@@ -112,8 +112,7 @@ func AllowAnyPeer() Policy { return newPolicy(map[string]struct{}{anyRule: {}}) 
 
 // AllowFunc allows the workloads for which allow returns nil. Any other result refuses the peer, and
 // [Policy.Check] wraps it. The function must not block and must be safe for concurrent use. It may be called for
-// each handshake and each request, and must judge the ID alone. A nil function is a mistake; see [Policy]. A policy
-// with a function has no text form: MarshalText refuses it.
+// each handshake and each request, and must judge the ID alone. A nil function is a mistake; see [Policy].
 func AllowFunc(allow func(ID) error) Policy {
 	if allow == nil {
 		return mistaken("AllowFunc was given a nil function")
@@ -164,24 +163,12 @@ func newPolicy(rules map[string]struct{}, funcs ...func(ID) error) Policy {
 
 func mistaken(why string) Policy { return Policy{s: &ruleSet{mistake: why}} }
 
-// Allows reports whether p allows id. It does not allocate, unless a function of [AllowFunc] does. Its time grows
-// only with the number of rules that have a star for a segment. The zero ID is never allowed.
-//
-// An ID proves nothing by itself: pass the ID of a [Peer], or give the policy to a [Verifier].
-func (p Policy) Allows(id ID) bool {
-	if p.s == nil || id.IsZero() {
-		return false
-	}
-	if p.s.covers(id) {
-		return true
-	}
-	return id.Path() != "" &&
-		slices.ContainsFunc(p.s.funcs, func(allow func(ID) error) bool { return allow(id) == nil })
-}
-
 // Check returns nil if p allows id, or else an error that wraps [ErrDenied] and the errors of the functions of
 // [AllowFunc]. Its text names the ID and shows the policy, shortened if it is long. The text is formatted when it is
-// read, so a refusal that is not logged costs one allocation.
+// read, so a refusal that is not logged costs one allocation. The time grows only with the number of rules that have
+// a star for a segment. The zero ID is never allowed.
+//
+// An ID proves nothing by itself: pass the ID of a [Peer], or give the policy to a [Verifier].
 func (p Policy) Check(id ID) error {
 	if p.s == nil || id.IsZero() {
 		return &denial{p, id, nil}

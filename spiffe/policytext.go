@@ -124,33 +124,3 @@ func checkStars(id string) *ParseError {
 func ruleError(at int, rule, reason string) *ParseError {
 	return &ParseError{What: "policy", Input: rule, Offset: at, Reason: reason}
 }
-
-// MarshalText implements [encoding.TextMarshaler] with [Policy.String]. It refuses a policy that can allow no
-// peer, one with a function, and one of more than 1 MiB, which [ParsePolicy] could not read; the errors wrap [ErrZero]
-// for the zero Policy and [ErrTooLarge]. For an optional field in JSON use the tag "omitzero".
-func (p Policy) MarshalText() ([]byte, error) {
-	if p.IsZero() {
-		return nil, errZero("policy")
-	}
-	if err := p.usable(); err != nil {
-		return nil, fmt.Errorf("spiffe: %w", err)
-	}
-	if len(p.s.funcs) > 0 {
-		return nil, errors.New("spiffe: invalid policy: AllowFunc has no text form")
-	}
-	text := p.s.text(0)
-	if len(text) > maxPolicyText {
-		return nil, fmt.Errorf("spiffe: invalid policy: %d bytes as text, the limit is %d: %w", len(text),
-			maxPolicyText, ErrTooLarge)
-	}
-	return []byte(text), nil
-}
-
-// UnmarshalText implements [encoding.TextUnmarshaler] with [ParsePolicy]. After an error p is unchanged.
-func (p *Policy) UnmarshalText(text []byte) error {
-	parsed, err := ParsePolicy(string(text))
-	if err == nil {
-		*p = parsed
-	}
-	return err
-}

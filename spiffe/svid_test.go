@@ -149,7 +149,7 @@ func TestSVIDSigners(t *testing.T) {
 	root := caSpec("ca1", "spiffe://example.org").issue(nil)
 	bundle, err := spiffe.NewBundle(webID.TrustDomain(), spiffe.BundleContents{X509Authorities: []*x509.Certificate{root.parse(t)}})
 	require.NoError(t, err)
-	verifier := must.Get(spiffe.NewVerifier(bundle, spiffe.AllowAnyPeer(), &spiffe.VerifierOptions{Now: atNow}))(t)
+	verifier := must.Get(spiffe.NewVerifier(bundle, spiffe.AllowAnyPeer(), atNow))(t)
 	for _, c := range []struct {
 		name, rule, text string
 		edit             func(*certSpec)

@@ -1,7 +1,6 @@
 package spiffe
 
 import (
-	"cmp"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -66,24 +65,13 @@ func (e *VerifyError) Unvouched() bool {
 	return (e.Stage == "bundle" || e.Stage == "chain") && e.Rule != ruleKeyUsage
 }
 
-// VerifierOptions are the choices of a [Verifier] that have a default.
-type VerifierOptions struct {
-	// Now gives the time to verify at. Nil means time.Now. It must be safe for concurrent use.
-	Now func() time.Time
-
-	// Remember is how many verified chains the Verifier remembers, so that a repeated peer costs no
-	// signature check. 0 means 1,024 and less than 0 none; more than 1,048,576 is an error. See
-	// [Verifier].
-	Remember int
-}
-
 // Verifier decides whether a chain of certificates proves an identity that is allowed. It is safe
 // for concurrent use.
 //
 // # Memory
 //
-// A Verifier remembers verified chains, which makes the second handshake of a peer, and the resumption of a
-// session, a thousand times cheaper. It remembers that a chain, byte for byte and in one role, leads to an
+// A Verifier remembers up to 1,024 verified chains, which makes the second handshake of a peer, and the resumption of
+// a session, a thousand times cheaper. It remembers that a chain, byte for byte and in one role, leads to an
 // authority of one [*Bundle], until the first certificate on that path expires. When the source returns another
 // Bundle, even an equal one, the chain is verified again, so a source should return the same Bundle until there
 // is a newer one. Each call still asks the bundle source and the policy, so that a removed authority or peer is
@@ -97,14 +85,14 @@ type Verifier struct {
 	bundles BundleSource
 	allow   PolicySource
 	now     func() time.Time
-	memory  *verifycache.Table[memoryKey, *remembered] // nil for none
+	memory  *verifycache.Table[memoryKey, *remembered]
 	seed    maphash.Seed
 }
 
 // NewVerifier returns a Verifier that trusts the authorities of bundles, each for its own trust domain only, and
-// accepts the peers that the policy allow permits. It returns the error of [CheckPolicySource]. The options may be
-// nil.
-func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions) (*Verifier, error) {
+// accepts the peers that the policy allow permits. It returns the error of [CheckPolicySource]. The function now gives
+// the time to verify at, and must be safe for concurrent use; nil means time.Now.
+func NewVerifier(bundles BundleSource, allow PolicySource, now func() time.Time) (*Verifier, error) {
 	switch {
 	case bundles == nil:
 		return nil, errors.New("spiffe: new verifier: no bundle source to verify peers with, " +
@@ -115,18 +103,11 @@ func NewVerifier(bundles BundleSource, allow PolicySource, opts *VerifierOptions
 	if err := CheckPolicySource(allow); err != nil {
 		return nil, fmt.Errorf("spiffe: new verifier: %w", err)
 	}
-	o := *cmp.Or(opts, &VerifierOptions{})
-	if o.Remember > maxRemembered {
-		return nil, fmt.Errorf("spiffe: new verifier: Remember is %d, the limit is %d", o.Remember, maxRemembered)
+	if now == nil {
+		now = time.Now
 	}
-	v := &Verifier{bundles: bundles, allow: allow, now: o.Now}
-	if v.now == nil {
-		v.now = time.Now
-	}
-	if places := cmp.Or(o.Remember, defaultRemembered); places > 0 {
-		v.memory, v.seed = verifycache.New[memoryKey, *remembered](places), maphash.MakeSeed()
-	}
-	return v, nil
+	memory := verifycache.New[memoryKey, *remembered](maxRemembered)
+	return &Verifier{bundles, allow, now, memory, maphash.MakeSeed()}, nil
 }
 
 // VerifyChain verifies the certificates that a peer presented, leaf first, and returns the proof.

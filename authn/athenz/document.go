@@ -26,18 +26,10 @@ const (
 	leeway = 5 * time.Second // the signing service and the provider run on different nodes, whose clocks may differ
 )
 
-// Signer signs identity documents. [NewSigner] returns a Signer that holds the keys, [NewSigningClient] one that
-// calls the signing service. It must be safe for concurrent use.
-type Signer interface {
-	// SignDocument returns an identity document for the pod, to be used once and soon. It is a secret. The error
-	// wraps [ErrDocument] if the subject is not valid.
-	SignDocument(ctx context.Context, subject PodSubject) (string, error)
-}
-
-type signer struct {
-	keys     keyDir
-	lifetime time.Duration
-}
+// Signer signs an identity document for a pod, to be used once and soon. The document is a secret. The error wraps
+// [ErrDocument] if the subject is not valid. [NewSigner] returns a Signer that holds the keys, [NewSigningClient] one
+// that calls the signing service. It must be safe for concurrent use.
+type Signer func(ctx context.Context, subject PodSubject) (string, error)
 
 // NewSigner returns a Signer that uses the newest private key in the directory dir. Each version is a PEM file,
 // keyName with .v1, .v2 and so on, which other users must not be able to read. An empty keyName means
@@ -45,41 +37,41 @@ type signer struct {
 // are read for each document, so a new version is used as soon as it is there. Give its public key to the verifiers
 // first.
 func NewSigner(dir, keyName string, lifetime time.Duration) (Signer, error) {
-	s := &signer{keyDir{dir, cmp.Or(keyName, defaultKeyName), true}, cmp.Or(lifetime, defaultLifetime)}
-	err := s.keys.check()
-	if err == nil && (s.lifetime < time.Second || s.lifetime > maxLifetime) {
+	keys := &keyDir{dir, cmp.Or(keyName, defaultKeyName), true}
+	lifetime = cmp.Or(lifetime, defaultLifetime)
+	err := keys.check()
+	if err == nil && (lifetime < time.Second || lifetime > maxLifetime) {
 		err = fmt.Errorf("the lifetime is %v, want at least a second and at most %v", lifetime, maxLifetime)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("athenz: new signer: %w", err)
 	}
-	return s, nil
+	return func(_ context.Context, subject PodSubject) (string, error) {
+		text, err := keys.sign(subject, lifetime)
+		if err != nil {
+			return "", fmt.Errorf("athenz: sign identity document: %w", err)
+		}
+		return text, nil
+	}, nil
 }
 
-func (s *signer) SignDocument(_ context.Context, subject PodSubject) (string, error) {
+// sign signs a document with the newest key.
+func (k *keyDir) sign(subject PodSubject, lifetime time.Duration) (string, error) {
 	if err := subject.check(); err != nil {
 		return "", err
 	}
-	text, err := s.sign(subject)
-	if err != nil {
-		return "", fmt.Errorf("athenz: sign identity document: %w", err)
-	}
-	return text, nil
-}
-
-func (s *signer) sign(subject PodSubject) (string, error) {
-	key, version, err := s.keys.signer()
+	key, version, err := k.signer()
 	if err != nil {
 		return "", err
 	}
-	issuer := s.keys.uri(version)
+	issuer := k.uri(version)
 	with, err := token.NewSigner(key, "", "", "JWT", token.Member{Name: "iss", Value: issuer})
 	if err != nil {
 		return "", err
 	}
 	if !allowed(with.Algorithm) {
 		return "", fmt.Errorf("version v%d of the key %q is for %v; use an RSA key or an ECDSA key on P-256",
-			version, s.keys.name, with.Algorithm)
+			version, k.name, with.Algorithm)
 	}
 	now := time.Now().Unix()
 	payload, err := json.Marshal(struct {
@@ -88,7 +80,7 @@ func (s *signer) sign(subject PodSubject) (string, error) {
 		Issued   int64  `json:"iat"`
 		Issuer   string `json:"iss"`
 		Subject  string `json:"sub"`
-	}{audience, now + int64(s.lifetime/time.Second), now, issuer, subject.String()})
+	}{audience, now + int64(lifetime/time.Second), now, issuer, subject.uri()})
 	if err != nil {
 		return "", err
 	}
@@ -111,23 +103,23 @@ func NewVerifier(dir, keyName string) (*Verifier, error) {
 	return v, nil
 }
 
-// Document is the content of a verified identity document.
-type Document struct {
-	Subject PodSubject
-	Expires time.Time
-
-	use [32]byte // the hash of header and payload, without the signature: ECDSA has two signatures for each
+// document is the content of a verified identity document.
+type document struct {
+	subject PodSubject
+	expires time.Time
+	use     [32]byte // the hash of header and payload, without the signature: ECDSA has two signatures for each
 }
 
-// Verify verifies an identity document: its form, its signature by the key version that it names, its audience and
-// times, and that header and claims name the same issuer. It allows 5 seconds between clocks. The provider must still
-// compare the document with the pod. The error wraps [ErrDocument], or says that the key could not be read.
-func (v *Verifier) Verify(text string) (*Document, error) {
+// Verify verifies an identity document and returns its subject: its form, its signature by the key version that it
+// names, its audience and times, and that header and claims name the same issuer. It allows 5 seconds between clocks.
+// The provider must still compare the subject with the pod. The error wraps [ErrDocument], or says that the key could
+// not be read.
+func (v *Verifier) Verify(text string) (PodSubject, error) {
 	d, err := v.verify(text)
 	if err != nil {
-		return nil, fmt.Errorf("athenz: verify identity document: %w", err)
+		return PodSubject{}, fmt.Errorf("athenz: verify identity document: %w", err)
 	}
-	return d, nil
+	return d.subject, nil
 }
 
 var kind = &token.Kind{Package: "athenz", What: "identity document"}
@@ -136,7 +128,7 @@ func bad(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrDocument}, args...)...)
 }
 
-func (v *Verifier) verify(text string) (*Document, error) {
+func (v *Verifier) verify(text string) (*document, error) {
 	signed, refused := kind.Parse(text)
 	if refused != nil {
 		return nil, bad("%w", refused.Err)
@@ -169,18 +161,18 @@ func (v *Verifier) verify(text string) (*Document, error) {
 	return readClaims(text, signed.Payload, signed.Issuer)
 }
 
-func readClaims(text string, payload []byte, headIssuer string) (*Document, error) {
-	var aud, iss, sub []byte
-	var hasAud, hasIss, hasSub, bound bool
+func readClaims(text string, payload []byte, headIssuer string) (*document, error) {
+	var aud, iss, sub []byte // nil if missing or not a string
 	var exp, iat, nbf token.Date
+	bound := false
 	refused := kind.ReadObject(payload, func(name string, r *strictjson.Reader) {
 		switch name {
 		case "aud":
-			aud, hasAud = r.Text()
+			aud, _ = r.Text()
 		case "iss":
-			iss, hasIss = r.Text()
+			iss, _ = r.Text()
 		case "sub":
-			sub, hasSub = r.Text()
+			sub, _ = r.Text()
 		case "exp":
 			exp = token.ReadDate(r)
 		case "iat":
@@ -191,34 +183,32 @@ func readClaims(text string, payload []byte, headIssuer string) (*Document, erro
 			bound = true
 		}
 	})
-	now := time.Now()
+	latest, earliest := time.Now().Add(leeway), time.Now().Add(-leeway)
 	switch {
 	case refused != nil:
 		return nil, bad("%w", refused.Err)
-	case !hasAud || string(aud) != audience:
+	case string(aud) != audience:
 		return nil, bad("its audience is not the string %q", audience)
-	case !hasIss || string(iss) != headIssuer:
+	case string(iss) != headIssuer:
 		return nil, bad("its issuer is %q in the claims and %q in the header",
 			token.Clip(string(iss), token.MaxQuoted), token.Clip(headIssuer, token.MaxQuoted))
 	case !exp.Number || !iat.Number || nbf.Present && !nbf.Number:
 		return nil, bad(`its "exp" or "iat" is missing or not a number, or its "nbf" is not one`)
-	case iat.At.After(now.Add(leeway)):
+	case iat.At.After(latest):
 		return nil, bad("it was issued at %s, which is in the future", token.Stamp(iat.At))
-	case nbf.Present && nbf.At.After(now.Add(leeway)):
+	case nbf.At.After(latest):
 		return nil, bad("it is not valid before %s", token.Stamp(nbf.At))
-	case !now.Before(exp.At.Add(leeway)):
+	case !earliest.Before(exp.At):
 		return nil, bad("it expired at %s", token.Stamp(exp.At))
 	case exp.At.Sub(iat.At) > maxLifetime:
 		return nil, bad("it is valid for %v, the limit is %v", exp.At.Sub(iat.At), maxLifetime)
 	case bound:
 		return nil, bad(`"cnf" binds it to a key, whose holder cannot be seen here`)
-	case !hasSub:
-		return nil, bad(`its "sub" is not a string`)
 	}
 	subject, err := parsePodSubject(string(sub))
 	if err != nil {
 		return nil, err
 	}
 	use := sha256.Sum256([]byte(text[:strings.LastIndexByte(text, '.')]))
-	return &Document{Subject: subject, Expires: exp.At, use: use}, nil
+	return &document{subject, exp.At, use}, nil
 }

@@ -4,7 +4,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net/http"
-	"net/netip"
 
 	"github.com/svidkit/svidkit/authn/athenz"
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
@@ -44,13 +43,4 @@ func ExampleNewProvider() {
 	server := &http.Server{Addr: ":4443", Handler: provider, TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert}}
 	fmt.Println(server.Addr)
 	// Output: :4443
-}
-
-// The subject of an identity document says what the provider compares with the live pod.
-func ExamplePodSubject() {
-	s := athenz.PodSubject{
-		Namespace: "media-sports", Pod: "web-0", Service: athenzname.Service{Domain: "media.sports", Name: "frontend"}, IP: netip.MustParseAddr("fd00::1"),
-	}
-	fmt.Println(s)
-	// Output: pod:media-sports/web-0?d=media.sports&n=frontend&i=fd00%3A%3A1
 }

@@ -1,5 +1,8 @@
 package athenz
 
+// URI is uri.
+func (s PodSubject) URI() string { return s.uri() }
+
 // Check is check.
 func (s PodSubject) Check() error { return s.check() }
 

@@ -4,7 +4,6 @@ import (
 	"crypto"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -17,10 +16,7 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
-const (
-	maxKeyFile  = 64 << 10 // bytes
-	maxVersions = 1024     // files in the directory of a key; a rotation needs two
-)
+const maxKeyFile = 64 << 10 // bytes
 
 // keyDir is a directory with the versions of a key: files NAME.v1, NAME.v2 and so on. It is read for each use,
 // because versions come and go while the program runs.
@@ -66,22 +62,13 @@ func parseVersion(text string) (int, bool) {
 }
 
 func (k *keyDir) newest() (int, error) {
-	d, err := os.Open(k.dir)
+	files, err := os.ReadDir(k.dir)
 	if err != nil {
 		return 0, err
 	}
-	defer d.Close() // only read
-	names, err := d.Readdirnames(maxVersions)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return 0, err
-	}
-	if len(names) == maxVersions {
-		return 0, fmt.Errorf("the directory %q has %d files or more: give the keys one of their own", k.dir,
-			maxVersions)
-	}
 	best := -1
-	for _, name := range names {
-		if text, ok := strings.CutPrefix(name, k.name+"."); ok {
+	for _, f := range files {
+		if text, ok := strings.CutPrefix(f.Name(), k.name+"."); ok {
 			if n, ok := parseVersion(text); ok {
 				best = max(best, n)
 			}

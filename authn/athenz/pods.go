@@ -23,11 +23,9 @@ type Pod struct {
 	Deleting             bool         // its deletion was requested
 }
 
-// PodSource looks up pods. [NewKubelet] and [NewAPIServer] return one. It must be safe for concurrent use.
-type PodSource interface {
-	// Pod returns the pod as it is now. The error wraps [ErrNoPod] if there is none.
-	Pod(ctx context.Context, namespace, name string) (*Pod, error)
-}
+// PodSource returns a pod as it is now. The error wraps [ErrNoPod] if there is none. [NewKubelet] and [NewAPIServer]
+// return one. It must be safe for concurrent use.
+type PodSource func(ctx context.Context, namespace, name string) (*Pod, error)
 
 // maxPods is the maximum size, in bytes, of a kubelet's list of the pods on its node.
 const maxPods = 32 << 20
@@ -66,8 +64,6 @@ func (o *object) pod() *Pod {
 	return p
 }
 
-type kubelet struct{ api *kube.Client }
-
 // NewKubelet returns a PodSource that asks the kubelet of a node about the node's pods. The address is the kubelet's
 // API, such as https://127.0.0.1:10250. The API without authentication, http://127.0.0.1:10255, is used only if the
 // address says so, and only on this machine. A nil client presents the service account token of this process and
@@ -81,14 +77,17 @@ func NewKubelet(address string, client *http.Client) (PodSource, error) {
 	if err != nil {
 		return nil, fmt.Errorf("athenz: new kubelet: %w", err)
 	}
-	return kubelet{api}, nil
+	return func(ctx context.Context, namespace, name string) (*Pod, error) {
+		return onNode(ctx, api, namespace, name)
+	}, nil
 }
 
-func (k kubelet) Pod(ctx context.Context, namespace, name string) (*Pod, error) {
+// onNode asks a kubelet about a pod.
+func onNode(ctx context.Context, api *kube.Client, namespace, name string) (*Pod, error) {
 	var list struct {
 		Items []object `json:"items"`
 	}
-	if err := k.api.Get(ctx, "/pods", nil, &list); err != nil {
+	if err := api.Get(ctx, "/pods", nil, &list); err != nil {
 		if kube.Forbidden(err) {
 			err = fmt.Errorf("%w; bind a ClusterRole that may get nodes/pods, or nodes/proxy before Kubernetes "+
 				"1.33, to the service account of this program", err)
@@ -117,8 +116,6 @@ func withoutTLS(address string, client *http.Client) *http.Client {
 	return client
 }
 
-type apiServer struct{ api *kube.Client }
-
 // NewAPIServer returns a PodSource that asks an API server at each call. This program needs the right to get pods. An
 // empty address means the cluster that it runs in. A nil client presents the token of its service account, except
 // over http, which must be an address of this machine, such as kubectl proxy.
@@ -127,24 +124,21 @@ func NewAPIServer(address string, client *http.Client) (PodSource, error) {
 	if err != nil {
 		return nil, fmt.Errorf("athenz: new API server: %w", err)
 	}
-	return apiServer{api}, nil
-}
-
-func (a apiServer) Pod(ctx context.Context, namespace, name string) (*Pod, error) {
-	if !kube.ValidLabel(namespace) || !kube.ValidName(name) {
-		return nil, fmt.Errorf("athenz: pod %.64q in namespace %.64q: they are not names of Kubernetes: %w",
-			name, namespace, ErrNoPod)
-	}
-	var o object
-	err := a.api.Get(ctx, kube.Path("api", "v1", "namespaces", namespace, "pods", name), nil, &o)
-	switch {
-	case kube.NotFound(err):
-		return nil, fmt.Errorf("athenz: pod %q in namespace %q: %w", name, namespace, ErrNoPod)
-	case err != nil:
-		return nil, fmt.Errorf("athenz: pod %q in namespace %q: %w", name, namespace, err)
-	case o.Metadata.Name != name || o.Metadata.Namespace != namespace:
-		return nil, fmt.Errorf("athenz: pod %q in namespace %q: the API server answered with another object",
-			name, namespace)
-	}
-	return o.pod(), nil
+	return func(ctx context.Context, namespace, name string) (*Pod, error) {
+		var o object
+		err := ErrNoPod // for what is no name in Kubernetes
+		if kube.ValidLabel(namespace) && kube.ValidName(name) {
+			err = api.Get(ctx, kube.Path("api", "v1", "namespaces", namespace, "pods", name), nil, &o)
+		}
+		switch {
+		case kube.NotFound(err):
+			err = ErrNoPod
+		case err == nil && (o.Metadata.Name != name || o.Metadata.Namespace != namespace):
+			err = errors.New("the API server answered with another object")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("athenz: pod %.64q in namespace %.64q: %w", name, namespace, err)
+		}
+		return o.pod(), nil
+	}, nil
 }

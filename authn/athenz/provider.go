@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -48,7 +49,8 @@ type ProviderConfig struct {
 
 	// FirstUse reports whether a document, identified by its hash, is used for the first time, and remembers it until
 	// it has expired. An error refuses the document this time. Nil means the memory of this process. Replicas of a
-	// provider must share one, such as [FirstUseInConfigMap]; otherwise each accepts a document once.
+	// provider must share one, such as in a ConfigMap, as examples/athenz-provider does; otherwise each accepts a
+	// document once.
 	FirstUse func(ctx context.Context, document [32]byte, expires time.Time) (bool, error)
 
 	// Logger gets confirmations (Info) and refusals with their reasons (Warn). Nil means no logs.
@@ -186,13 +188,13 @@ func (p *provider) check(ctx context.Context, c *confirmation, refresh bool) err
 	}
 	id := c.Attributes["instanceId"]
 	name := id
-	var doc *Document
+	var doc *document
 	switch {
 	case c.AttestationData != "":
 		if doc, err = p.document(c.AttestationData, service, namespace); err != nil {
 			return err
 		}
-		name = doc.Subject.Pod
+		name = doc.subject.Pod
 	case !refresh:
 		return malformed("the attestation data is missing or empty")
 	case name == "":
@@ -203,7 +205,7 @@ func (p *provider) check(ctx context.Context, c *confirmation, refresh bool) err
 		return err
 	}
 	switch {
-	case doc != nil && pod.IP != doc.Subject.IP:
+	case doc != nil && pod.IP != doc.subject.IP:
 		return refused("the address of the pod is not that of its document")
 	case id != "" && id != pod.Name && id != pod.UID:
 		return refused("the instance ID is neither the name nor the UID of the pod")
@@ -211,23 +213,23 @@ func (p *provider) check(ctx context.Context, c *confirmation, refresh bool) err
 	if err := p.names(c, service, pod); err != nil || doc == nil {
 		return err
 	}
-	first, err := p.cfg.FirstUse(ctx, doc.use, doc.Expires.Add(leeway))
+	first, err := p.cfg.FirstUse(ctx, doc.use, doc.expires.Add(leeway))
 	if err == nil && !first {
 		err = refused("the document was used before")
 	}
 	return err
 }
 
-func (p *provider) document(text string, service athenzname.Service, namespace string) (*Document, error) {
-	doc, err := p.cfg.Verifier.Verify(text)
+func (p *provider) document(text string, service athenzname.Service, namespace string) (*document, error) {
+	doc, err := p.cfg.Verifier.verify(text)
 	switch {
 	case errors.Is(err, ErrDocument):
 		return nil, refused("%w", err)
 	case err != nil:
 		return nil, err
-	case doc.Subject.Service != service:
+	case doc.subject.Service != service:
 		return nil, refused("the document is for another service")
-	case doc.Subject.Namespace != namespace:
+	case doc.subject.Namespace != namespace:
 		return nil, refused("the namespace of the document is not that of its domain")
 	}
 	return doc, nil
@@ -235,7 +237,7 @@ func (p *provider) document(text string, service athenzname.Service, namespace s
 
 // pod returns the live pod, if it may have an identity as this service.
 func (p *provider) pod(ctx context.Context, namespace, name string, service athenzname.Service) (*Pod, error) {
-	pod, err := p.cfg.Pods.Pod(ctx, namespace, name)
+	pod, err := p.cfg.Pods(ctx, namespace, name)
 	if errors.Is(err, ErrNoPod) {
 		return nil, refused("%w", err)
 	}
@@ -321,11 +323,7 @@ func (f *firstUses) first(_ context.Context, document [32]byte, expires time.Tim
 		f.until = map[[32]byte]time.Time{}
 	}
 	if len(f.until) >= maxUsed || now.After(f.sweep) {
-		for d, end := range f.until {
-			if !now.Before(end) {
-				delete(f.until, d)
-			}
-		}
+		maps.DeleteFunc(f.until, func(_ [32]byte, end time.Time) bool { return !now.Before(end) })
 		f.sweep = now.Add(time.Minute)
 	}
 	if _, used := f.until[document]; used {

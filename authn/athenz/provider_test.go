@@ -308,16 +308,6 @@ func TestProviderSharesUses(t *testing.T) {
 	assert.NotContains(t, text, "database")
 }
 
-// pods are as a cluster has them.
-type pods map[string]*athenz.Pod
-
-func (p pods) Pod(_ context.Context, _, name string) (*athenz.Pod, error) {
-	if pod := p[name]; pod != nil {
-		return pod, nil
-	}
-	return nil, athenz.ErrNoPod
-}
-
 // A document that was used is remembered for as long as it is good, to the end of the leeway, whatever else is used meanwhile; and
 // no longer, or else the memory would fill.
 func TestUsedAsLongAsGood(t *testing.T) {
@@ -335,17 +325,19 @@ func TestUsedAsLongAsGood(t *testing.T) {
 				return &authn.Caller{Method: "test", Name: cafake.ZTSName}, nil
 			}),
 			Verifier: verifier, Suffix: athenztest.Suffix,
-			Pods: pods{"web-0": {
-				Namespace: namespace, Name: "web-0", UID: "u", ServiceAccount: account, IP: subject.IP,
-				IPs: []netip.Addr{subject.IP, netip.MustParseAddr("fd00::3")}, Phase: "Running",
-			}},
+			Pods: func(context.Context, string, string) (*athenz.Pod, error) {
+				return &athenz.Pod{
+					Namespace: namespace, Name: "web-0", UID: "u", ServiceAccount: account, IP: subject.IP,
+					IPs: []netip.Addr{subject.IP, netip.MustParseAddr("fd00::3")}, Phase: "Running",
+				}, nil
+			},
 		})
 		require.NoError(t, err)
 		use := func(document string) (int, string) {
 			return call(t, h, http.MethodPost, "/instance", confirmation(document))
 		}
 		sign := func() string {
-			document := must.Get(signer.SignDocument(t.Context(), subject))(t)
+			document := must.Get(signer(t.Context(), subject))(t)
 			return document
 		}
 		first, begin := sign(), time.Now()

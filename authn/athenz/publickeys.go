@@ -20,7 +20,7 @@ import (
 
 const (
 	keyFresh     = 10 * time.Minute
-	keyAbsent    = time.Minute // how long not to ask again for a missing key
+	keyPause     = time.Minute // between requests for a newer key
 	keyStale     = time.Hour   // how long a key stays valid while ZTS does not answer
 	fetchTimeout = 5 * time.Second
 	maxKeys      = 4096
@@ -35,13 +35,11 @@ type keyCache struct {
 	url     string
 	client  *http.Client
 	unknown *limit.Limiter // for unknown keys: any caller can name them
-	renewal *limit.Limiter // for known keys, each requested once in a minute
 
 	mu   sync.Mutex
-	keys map[string]fetchedKey // by the path
+	keys map[string]*fetchedKey // by the path
 }
 
-// fetchedKey is an answer of ZTS. The key is nil if there is none.
 type fetchedKey struct {
 	key   crypto.PublicKey
 	at    time.Time
@@ -61,9 +59,8 @@ func NewPublicKeys(address string, client *http.Client) (PublicKeys, error) {
 		return nil, fmt.Errorf("athenz: new public keys: %w", err)
 	}
 	p := &keyCache{
-		url: strings.TrimRight(address, "/"), client: c, keys: map[string]fetchedKey{},
+		url: strings.TrimRight(address, "/"), client: c, keys: map[string]*fetchedKey{},
 		unknown: limit.New(limit.Options{Concurrent: 8, Queue: 256, Rate: 50, Burst: 200}),
-		renewal: limit.New(limit.Options{Concurrent: 8, Queue: maxKeys}),
 	}
 	return p.key, nil
 }
@@ -74,79 +71,56 @@ func (p *keyCache) key(ctx context.Context, owner athenzname.Service, keyID stri
 		return nil, badToken("there is no such public key")
 	}
 	path := "/zts/v1/domain/" + owner.Domain + "/service/" + owner.Name + "/publickey/" + url.PathEscape(keyID)
-	now := time.Now()
-	known, usable, ask := p.known(path, now)
-	if ask {
-		from, l := ctx, p.unknown
-		if usable { // other calls rely on this fetch, and this caller may leave before the answer
-			from, l = context.WithoutCancel(ctx), p.renewal
-		}
-		key, err := p.fetch(from, path, l)
-		switch {
-		case err == nil:
-			known = fetchedKey{key: key, at: now}
-			p.remember(path, known)
-		case !usable:
-			return nil, err
-		}
+	known, again := p.known(path, time.Now())
+	if known != nil && !again {
+		return known, nil
 	}
-	if known.key == nil {
-		return nil, badToken("there is no such public key")
+	if known != nil { // other calls rely on this fetch, and this caller may leave before the answer
+		ctx = context.WithoutCancel(ctx)
 	}
-	return known.key, nil
-}
-
-// known returns the cached answer, whether it may be used if ZTS does not answer now, and whether to ask ZTS. Of the
-// callers with a usable key, one asks each minute, and the others do not wait for a server that is down.
-func (p *keyCache) known(path string, now time.Time) (k fetchedKey, usable, ask bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	k, ok := p.keys[path]
-	age := renew.Elapsed(k.at, now)
-	switch {
-	case !ok:
-		return k, false, true
-	case k.key == nil:
-		return k, false, age >= keyAbsent
-	}
-	usable = age < keyStale
-	if ask = age >= keyFresh && (!usable || renew.Elapsed(k.tried, now) >= keyAbsent); ask {
-		k.tried = now
-		p.keys[path] = k
-	}
-	return k, usable, ask
-}
-
-func (p *keyCache) remember(path string, k fetchedKey) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if _, there := p.keys[path]; !there && len(p.keys) >= maxKeys {
-		// Drop a missing key, which any caller can name, or else any key; its users then ask once more.
-		drop := ""
-		for other, old := range p.keys {
-			if drop = other; old.key == nil {
-				break
-			}
-		}
-		delete(p.keys, drop)
-	}
-	p.keys[path] = k
-}
-
-// fetch asks ZTS for a key. A nil key without an error means that there is none.
-func (p *keyCache) fetch(ctx context.Context, path string, l *limit.Limiter) (crypto.PublicKey, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
-	if err := l.Acquire(ctx, ""); err != nil {
-		return nil, err
+	if known == nil {
+		if err := p.unknown.Acquire(ctx, ""); err != nil {
+			return nil, err
+		}
+		defer p.unknown.Release()
 	}
-	defer l.Release()
+	key, err := p.fetch(ctx, path)
+	if err != nil && known != nil && !errors.Is(err, ErrServiceToken) {
+		return known, nil
+	}
+	return key, err
+}
+
+// known returns the cached key, or nil, and whether to fetch it again. Of the callers with a key, one asks each
+// minute, and the others do not wait for a server that is down.
+func (p *keyCache) known(path string, now time.Time) (key crypto.PublicKey, again bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k := p.keys[path]
+	if k == nil || renew.Elapsed(k.at, now) >= keyStale {
+		return nil, true
+	}
+	again = renew.Elapsed(k.at, now) >= keyFresh && renew.Elapsed(k.tried, now) >= keyPause
+	if again {
+		k.tried = now
+	}
+	return k.key, again
+}
+
+// fetch asks ZTS for a key and caches the answer.
+func (p *keyCache) fetch(ctx context.Context, path string) (crypto.PublicKey, error) {
+	asked := time.Now()
 	var body struct {
 		Key string `json:"key"`
 	}
 	err := jsonapi.Call(ctx, p.client, http.MethodGet, p.url+path, nil, &body)
 	if e, ok := errors.AsType[*jsonapi.StatusError](err); ok && e.Code == http.StatusNotFound {
-		return nil, nil // there is none
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.keys, path)
+		return nil, badToken("there is no such public key")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("ask ZTS for a public key: %w", err)
@@ -159,5 +133,14 @@ func (p *keyCache) fetch(ctx context.Context, path string, l *limit.Limiter) (cr
 	if err != nil {
 		return nil, fmt.Errorf("the answer of ZTS: %w", err)
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for other := range p.keys { // make space for one more
+		if len(p.keys) < maxKeys {
+			break
+		}
+		delete(p.keys, other)
+	}
+	p.keys[path] = &fetchedKey{key: key, at: asked}
 	return key, nil
 }

@@ -1,6 +1,7 @@
 package athenz
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
@@ -69,6 +70,8 @@ func (t *ServiceToken) check(now time.Time) error {
 		return badToken("the version %q is neither S1 nor U1", token.Clip(t.Version, token.MaxQuoted))
 	case t.KeyService != "" && t.KeyService != "zms" && t.KeyService != "zts":
 		return badToken("the key service %q is neither zms nor zts", token.Clip(t.KeyService, token.MaxQuoted))
+	case t.KeyID == "" || !isTokenText(t.KeyID):
+		return badToken("the ID of the key is missing, or has a character that it cannot have")
 	case t.Issued.After(now.Add(tokenLeeway)):
 		return badToken("it was issued at %s, which is in the future", token.Stamp(t.Issued))
 	case !now.Before(t.Expires):
@@ -83,9 +86,7 @@ func (t *ServiceToken) check(now time.Time) error {
 // hour later. The token is a secret.
 func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
 	now := time.Now()
-	if t.Version == "" {
-		t.Version = "S1"
-	}
+	t.Version = cmp.Or(t.Version, "S1")
 	if t.Issued.IsZero() {
 		t.Issued = now
 	}
@@ -95,20 +96,20 @@ func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
 	if err := t.check(now); err != nil {
 		return "", err
 	}
-	if !isTokenText(t.KeyID) || t.KeyID == "" || !isTokenText(t.Host) ||
-		strings.ContainsFunc(t.IP, func(r rune) bool { return r != ':' && !isTokenText(string(r)) }) {
-		return "", badToken("the KeyID is missing, or it, the Host or the IP has a character that a token cannot have")
+	if !isTokenText(t.Host) || !isTokenText(strings.ReplaceAll(t.IP, ":", "")) {
+		return "", badToken("the Host or the IP has a character that a token cannot have")
 	}
 	if key == nil {
 		return "", badToken("the key is missing")
 	}
-	if err := certpem.CheckKey(key.Public()); err != nil {
-		return "", badToken("%w", err)
-	}
+	err := certpem.CheckKey(key.Public())
 	switch key.Public().(type) {
 	case *rsa.PublicKey, *ecdsa.PublicKey:
 	default:
-		return "", badToken("the key is neither for RSA nor for ECDSA")
+		err = errors.New("the key is neither for RSA nor for ECDSA")
+	}
+	if err != nil {
+		return "", badToken("%w", err)
 	}
 	text := t.signedText()
 	sum := sha256.Sum256([]byte(text))
@@ -116,24 +117,24 @@ func SignServiceToken(t ServiceToken, key crypto.Signer) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("athenz: service token: sign: %w", err)
 	}
-	return text + ";s=" + encodeY64(sig), nil
+	return text + ";s=" + y64.EncodeToString(sig), nil
 }
 
 // signedText returns the token without its signature, with a new salt.
 func (t *ServiceToken) signedText() string {
 	salt := make([]byte, 8)
 	_, _ = rand.Read(salt) // never fails
-	var text strings.Builder
-	text.WriteString("v=" + t.Version + ";d=" + t.Service.Domain + ";n=" + t.Service.Name + ";k=" + t.KeyID)
-	for _, tag := range []struct{ name, value string }{
+	var parts []string
+	for _, tag := range [][2]string{
+		{"v", t.Version}, {"d", t.Service.Domain}, {"n", t.Service.Name}, {"k", t.KeyID},
 		{"z", t.KeyService}, {"h", t.Host}, {"i", t.IP}, {"a", hex.EncodeToString(salt)},
 		{"t", strconv.FormatInt(t.Issued.Unix(), 10)}, {"e", strconv.FormatInt(t.Expires.Unix(), 10)},
 	} {
-		if tag.value != "" {
-			text.WriteString(";" + tag.name + "=" + tag.value)
+		if tag[1] != "" {
+			parts = append(parts, tag[0]+"="+tag[1])
 		}
 	}
-	return text.String()
+	return strings.Join(parts, ";")
 }
 
 // isTokenText reports whether s contains no separator of the token format.
@@ -182,13 +183,11 @@ func parseServiceToken(text string) (t *ServiceToken, signed string, sig []byte,
 	if len(text) > maxServiceToken {
 		return nil, "", nil, badToken("it has %d bytes, the limit is %d", len(text), maxServiceToken)
 	}
-	signed, tail, ok := strings.Cut(text, ";s=")
-	if !ok {
-		return nil, "", nil, badToken("it has no signature")
-	}
+	signed, tail, _ := strings.Cut(text, ";s=")
 	tail, _, _ = strings.Cut(tail, ";") // ignores the additions of an authorized service
-	if sig, ok = decodeY64(tail); !ok || len(sig) == 0 {
-		return nil, "", nil, badToken("its signature is not in the base64 of Athenz")
+	sig, ok := decodeY64(tail)
+	if !ok || len(sig) == 0 {
+		return nil, "", nil, badToken("it has no signature in the base64 of Athenz")
 	}
 	tags := map[string]string{}
 	for part := range strings.SplitSeq(signed, ";") {
@@ -198,26 +197,16 @@ func parseServiceToken(text string) (t *ServiceToken, signed string, sig []byte,
 		}
 		tags[name] = value
 	}
-	seconds := func(tag string) time.Time {
-		n, err := strconv.ParseInt(tags[tag], 10, 64)
-		if ok = ok && err == nil && n >= 0 && n <= 1<<40; !ok {
-			return time.Time{}
-		}
-		return time.Unix(n, 0).UTC()
-	}
 	t = &ServiceToken{
 		Service: athenzname.Service{Domain: strings.ToLower(tags["d"]), Name: strings.ToLower(tags["n"])},
-		Version: tags["v"], KeyID: tags["k"], KeyService: tags["z"], Host: tags["h"], IP: tags["i"],
-		Issued: seconds("t"), Expires: seconds("e"),
+		Version: tags["v"], KeyID: cmp.Or(tags["k"], "0"), KeyService: tags["z"], Host: tags["h"], IP: tags["i"],
 	}
-	if !ok {
-		return nil, "", nil, badToken(`its "t" or "e" is missing or not a time in seconds`)
-	}
-	if t.KeyID == "" {
-		t.KeyID = "0"
-	}
-	if !isTokenText(t.KeyID) {
-		return nil, "", nil, badToken(`its "k" is not the ID of a key`)
+	for tag, at := range map[string]*time.Time{"t": &t.Issued, "e": &t.Expires} {
+		n, err := strconv.ParseInt(tags[tag], 10, 64)
+		if err != nil || n < 0 || n > 1<<40 {
+			return nil, "", nil, badToken(`its "t" or "e" is missing or not a time in seconds`)
+		}
+		*at = time.Unix(n, 0).UTC()
 	}
 	return t, signed, sig, nil
 }
@@ -249,15 +238,11 @@ func ServiceTokenAuthenticator(keys PublicKeys) authn.Authenticator {
 	})
 }
 
-// y64 is the alphabet of Athenz's base64, which replaces +, / and =.
-const y64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._"
+// y64 is Athenz's base64, which replaces +, / and =.
+var y64 = base64.NewEncoding("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._").WithPadding('-')
 
-func y64Encoding() *base64.Encoding { return base64.NewEncoding(y64).WithPadding('-') }
-
-func encodeY64(data []byte) string { return y64Encoding().EncodeToString(data) }
-
-// decodeY64 decodes the output of encodeY64, and no other text.
+// decodeY64 decodes the one encoding of data in [y64].
 func decodeY64(text string) ([]byte, bool) {
-	data, err := y64Encoding().Strict().DecodeString(text)
+	data, err := y64.Strict().DecodeString(text)
 	return data, err == nil && !strings.ContainsAny(text, "\r\n")
 }

@@ -62,13 +62,13 @@ func serveSigning(w http.ResponseWriter, r *http.Request, s Signer, logger *slog
 		http.Error(w, "the body is not the JSON of a request", http.StatusBadRequest)
 		return
 	}
-	subject, err := in.subject()
+	namespace, pod, _ := strings.Cut(in.Subject.ID, "/")
+	ip, _ := netip.ParseAddr(in.Subject.IP) // a Signer refuses the zero address
+	service := athenzname.Service{Domain: in.Subject.Domain, Name: in.Subject.Service}
+	text, err := s(r.Context(), PodSubject{namespace, pod, service, ip})
 	if err == nil {
-		var text string
-		if text, err = s.SignDocument(r.Context(), subject); err == nil {
-			jsonapi.Write(w, signAnswer{text})
-			return
-		}
+		jsonapi.Write(w, signAnswer{text})
+		return
 	}
 	logger.LogAttrs(r.Context(), slog.LevelWarn, "identity document not signed", slog.Any("err", err),
 		slog.String("caller", callerName(r)))
@@ -86,14 +86,6 @@ func callerName(r *http.Request) string {
 	return ""
 }
 
-func (in *signRequest) subject() (PodSubject, error) {
-	namespace, pod, _ := strings.Cut(in.Subject.ID, "/")
-	ip, _ := netip.ParseAddr(in.Subject.IP) // check reports an error for the zero address
-	s := PodSubject{Namespace: namespace, Pod: pod,
-		Service: athenzname.Service{Domain: in.Subject.Domain, Name: in.Subject.Service}, IP: ip}
-	return s, s.check()
-}
-
 // readBody reads JSON of at most 64 KiB.
 func readBody(w http.ResponseWriter, r *http.Request, into any) error {
 	data, err := conns.ReadBody(w, r, maxBody)
@@ -101,11 +93,6 @@ func readBody(w http.ResponseWriter, r *http.Request, into any) error {
 		return err
 	}
 	return json.Unmarshal(data, into)
-}
-
-type signingClient struct {
-	url    string
-	client *http.Client
 }
 
 // toServer returns a copy of the client that follows no redirects, for a server at an https address.
@@ -128,28 +115,27 @@ func NewSigningClient(address string, client *http.Client) (Signer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("athenz: new signing client: %w", err)
 	}
-	return &signingClient{url: strings.TrimRight(address, "/") + "/v1/jwt", client: c}, nil
+	address = strings.TrimRight(address, "/") + "/v1/jwt"
+	return func(ctx context.Context, subject PodSubject) (string, error) {
+		text, err := askToSign(ctx, c, address, subject)
+		if err != nil {
+			return "", fmt.Errorf("athenz: ask the signing service: %w", err)
+		}
+		return text, nil
+	}, nil
 }
 
-func (c *signingClient) SignDocument(ctx context.Context, subject PodSubject) (string, error) {
+func askToSign(ctx context.Context, client *http.Client, address string, subject PodSubject) (string, error) {
 	if err := subject.check(); err != nil {
 		return "", err
 	}
-	text, err := c.sign(ctx, subject)
-	if err != nil {
-		return "", fmt.Errorf("athenz: ask the signing service: %w", err)
-	}
-	return text, nil
-}
-
-func (c *signingClient) sign(ctx context.Context, subject PodSubject) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, signingTimeout)
 	defer cancel()
 	var in signRequest
 	in.Subject.ID, in.Subject.IP = subject.Namespace+"/"+subject.Pod, subject.IP.String()
 	in.Subject.Domain, in.Subject.Service = subject.Service.Domain, subject.Service.Name
 	var out signAnswer
-	if err := jsonapi.Call(ctx, c.client, http.MethodPost, c.url, in, &out); err != nil {
+	if err := jsonapi.Call(ctx, client, http.MethodPost, address, in, &out); err != nil {
 		return "", err
 	}
 	if _, err := jws.Parse(out.JWT); err != nil {

@@ -43,7 +43,7 @@ func TestSigningHandler(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(text), &answer))
 	require.Len(t, answer, 1)
 	d := must.Get(k.Verifier(t).Verify(answer["jwt"]))(t)
-	assert.Equal(t, athenztest.Subject(), d.Subject)
+	assert.Equal(t, athenztest.Subject(), d)
 
 	for body, want := range map[string]int{
 		"": 400, "x": 400, "[]": 400, `{"subject":7}`: 400, strings.Repeat(" ", 1<<17): 400, "null": 500, "{}": 500,
@@ -81,7 +81,7 @@ func TestSigningCallers(t *testing.T) {
 		a := must.Get(athenz.ClientCertificate(c.CA.TrustDomain(), c.CA.Bundle(), athenztest.Node))(t)
 		h := must.Get(athenz.NewSigningHandler(c.Keys.Signer(t), a, nil))(t)
 		s := must.Get(athenz.NewSigningClient(c.ServeTLS(h, "x.y"), c.MutualTLS(cn)))(t)
-		_, err := s.SignDocument(t.Context(), athenztest.Subject())
+		_, err := s(t.Context(), athenztest.Subject())
 		if good {
 			require.NoError(t, err)
 			continue
@@ -128,23 +128,23 @@ func TestSigningClient(t *testing.T) {
 	c := must.Get(athenz.NewSigningClient(s.URL+"/base/", s.Client()))(t)
 	good := newClaims().document(t)
 	answer = `{"jwt":"` + good + `"}`
-	text := must.Get(c.SignDocument(t.Context(), athenztest.Subject()))(t)
+	text := must.Get(c(t.Context(), athenztest.Subject()))(t)
 	assert.Equal(t, good, text)
 	for _, answer = range []string{"", "x", "{}", `{"jwt":7}`, `{"jwt":""}`, `{"jwt":"a.b"}`, `{"jwt":"` + strings.Repeat("a", 2<<20) + `"}`} {
-		_, err := c.SignDocument(t.Context(), athenztest.Subject())
+		_, err := c(t.Context(), athenztest.Subject())
 		require.ErrorContains(t, err, "athenz: ask the signing service: ", "%.30s", answer)
 	}
 	answer = "a reason"
 	for _, code = range []int{201, 302, 400, 401, 500} {
-		_, err := c.SignDocument(t.Context(), athenztest.Subject())
+		_, err := c(t.Context(), athenztest.Subject())
 		require.ErrorContains(t, err, fmt.Sprint("answers ", code))
 	}
 	bad := athenztest.Subject()
 	bad.Pod = ""
-	require.ErrorIs(t, must.Err(c.SignDocument(t.Context(), bad)), athenz.ErrDocument)
+	require.ErrorIs(t, must.Err(c(t.Context(), bad)), athenz.ErrDocument)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, must.Err(c.SignDocument(ctx, athenztest.Subject())), context.Canceled)
+	require.ErrorIs(t, must.Err(c(ctx, athenztest.Subject())), context.Canceled)
 }
 
 func TestPods(t *testing.T) {
@@ -157,15 +157,15 @@ func TestPods(t *testing.T) {
 		"metadata": object{"uid": "u"}, "spec": object{"serviceAccountName": "frontend"},
 		"status": object{"phase": "Running", "podIP": "10.1.2.3", "podIPs": array{object{"ip": "10.1.2.3"}, object{"ip": "fd00::3"}, object{"ip": "noise"}}},
 	})
-	p := must.Get(pods.Pod(t.Context(), namespace, "web-0"))(t)
+	p := must.Get(pods(t.Context(), namespace, "web-0"))(t)
 	assert.Equal(t, athenztest.Subject().IP, p.IP)
 	assert.Len(t, p.IPs, 2)
 	assert.Equal(t, []string{"media-sports", "web-0", "u", "frontend", "Running"}, []string{p.Namespace, p.Name, p.UID, p.ServiceAccount, p.Phase})
 	for _, name := range []string{"web-1", "", "..", "A", "a/b"} {
-		require.ErrorIs(t, must.Err(pods.Pod(t.Context(), namespace, name)), athenz.ErrNoPod, name)
+		require.ErrorIs(t, must.Err(pods(t.Context(), namespace, name)), athenz.ErrNoPod, name)
 	}
 	api.FailNext(1, kubetest.Fault{Code: 403, Reason: "Forbidden", Message: "no"}, nil)
-	_, err := pods.Pod(t.Context(), namespace, "web-0")
+	_, err := pods(t.Context(), namespace, "web-0")
 	require.ErrorContains(t, err, "athenz: pod")
 	require.NotErrorIs(t, err, athenz.ErrNoPod)
 
@@ -184,29 +184,29 @@ func TestPods(t *testing.T) {
 	}))
 	t.Cleanup(kubelet.Close)
 	pods = must.Get(athenz.NewKubelet(kubelet.URL, nil))(t)
-	p = must.Get(pods.Pod(t.Context(), namespace, "web-0"))(t)
+	p = must.Get(pods(t.Context(), namespace, "web-0"))(t)
 	assert.Equal(t, athenztest.Subject().IP, p.IP)
 	assert.True(t, p.Deleting)
 	assert.Equal(t, "default", p.ServiceAccount)
-	require.ErrorIs(t, must.Err(pods.Pod(t.Context(), namespace, "web-1")), athenz.ErrNoPod)
+	require.ErrorIs(t, must.Err(pods(t.Context(), namespace, "web-1")), athenz.ErrNoPod)
 	// One that is deleted may be listed beside the one that has its name now.
 	body = strings.Replace(body, `]}`, `,{"metadata":{"name":"web-0","namespace":"media-sports"},"status":{"podIP":"10.1.2.5","phase":"Running"}},
 		{"metadata":{"name":"web-0","namespace":"media-sports"},"status":{"podIP":"10.1.2.6","phase":"Failed"}}]}`, 1)
-	p = must.Get(pods.Pod(t.Context(), namespace, "web-0"))(t)
+	p = must.Get(pods(t.Context(), namespace, "web-0"))(t)
 	assert.Equal(t, "10.1.2.5", p.IP.String())
 	assert.False(t, p.Deleting)
 	body = "x"
-	_, err = pods.Pod(t.Context(), namespace, "web-0")
+	_, err = pods(t.Context(), namespace, "web-0")
 	require.ErrorContains(t, err, "ask the kubelet")
 	require.NotContains(t, err.Error(), "nodes/pods")
 	body = "forbidden"
-	_, err = pods.Pod(t.Context(), namespace, "web-0")
+	_, err = pods(t.Context(), namespace, "web-0")
 	require.ErrorContains(t, err, "bind a ClusterRole that may get nodes/pods, or nodes/proxy before Kubernetes 1.33")
 	body = strings.Repeat(" ", 33<<20)
-	require.ErrorContains(t, must.Err(pods.Pod(t.Context(), namespace, "web-0")), "larger than 32 MiB")
+	require.ErrorContains(t, must.Err(pods(t.Context(), namespace, "web-0")), "larger than 32 MiB")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Nanosecond, errors.New("late"))
 	defer cancel()
-	require.Error(t, must.Err(pods.Pod(ctx, namespace, "web-0")))
+	require.Error(t, must.Err(pods(ctx, namespace, "web-0")))
 
 	// Without TLS and a token only on this machine, and only where the address says so.
 	for _, address := range []string{"", "http://10.1.2.3:10255", "http://node:10255", "127.0.0.1:10255", "ftp://127.0.0.1"} {
@@ -217,5 +217,5 @@ func TestPods(t *testing.T) {
 		require.ErrorContains(t, must.Err(athenz.NewAPIServer("http://10.1.2.3", client)), "athenz: new API server: ")
 	}
 	pods = must.Get(athenz.NewAPIServer(api.URL(), nil))(t)
-	require.NoError(t, must.Err(pods.Pod(t.Context(), namespace, "web-0")))
+	require.NoError(t, must.Err(pods(t.Context(), namespace, "web-0")))
 }

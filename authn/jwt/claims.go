@@ -3,16 +3,12 @@ package jwt
 import (
 	"crypto/sha256"
 	"encoding/base64"
-	"errors"
-	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/strictjson"
-	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
@@ -40,37 +36,36 @@ type claims struct {
 	certificate                  *string // that the token is bound to; see readBinding
 }
 
+// forms are the JSON types of claims; "aud" may also be a list.
+var forms = map[string]strictjson.Kind{
+	"iss": strictjson.String, "sub": strictjson.String, "aud": strictjson.String,
+	"exp": strictjson.Number, "nbf": strictjson.Number, "iat": strictjson.Number,
+}
+
 // readClaims parses a payload. Each claim that this package judges must have the right form.
 func readClaims(payload []byte) (claims, *token.Error) {
 	var c claims
 	bad := ""
-	text := func(name string, r *strictjson.Reader) string {
-		value, ok := r.Text()
-		if !ok {
-			bad = name
-		}
-		return string(value)
-	}
-	date := func(name string, r *strictjson.Reader) token.Date {
-		d := token.ReadDate(r)
-		if !d.Number {
-			bad = name
-		}
-		return d
-	}
 	e := kind.ReadObject(payload, func(name string, r *strictjson.Reader) {
+		list := name == "aud" && r.Kind() == strictjson.Array
+		if form, judged := forms[name]; judged && r.Kind() != form && !list {
+			bad = name
+		}
 		switch name {
 		case "iss":
-			c.issuer = text(name, r)
+			c.issuer = text(r)
 		case "sub":
-			c.subject = text(name, r)
+			c.subject = text(r)
 		case "aud":
-			if r.Kind() != strictjson.Array {
-				c.audiences = []string{text(name, r)}
+			if !list {
+				c.audiences = []string{text(r)}
 				return
 			}
 			for range r.Elements() {
-				c.audiences = append(c.audiences, text(name, r))
+				if r.Kind() != strictjson.String {
+					bad = name
+				}
+				c.audiences = append(c.audiences, text(r))
 			}
 		case "act":
 			var ok bool
@@ -80,17 +75,23 @@ func readClaims(payload []byte) (claims, *token.Error) {
 		case "cnf":
 			c.certificate = readBinding(r)
 		case "exp":
-			c.expires = date(name, r)
+			c.expires = token.ReadDate(r)
 		case "nbf":
-			c.notBefore = date(name, r)
+			c.notBefore = token.ReadDate(r)
 		case "iat":
-			c.issuedAt = date(name, r)
+			c.issuedAt = token.ReadDate(r)
 		}
 	})
 	if e == nil && bad != "" {
 		e = kind.Refuse(token.Malformed, "", "the claim %q is of another type than it should be", bad)
 	}
 	return c, e
+}
+
+// text reads a string; it returns "" for another value.
+func text(r *strictjson.Reader) string {
+	t, _ := r.Text()
+	return string(t)
 }
 
 const maxActors = 16
@@ -105,8 +106,7 @@ func readActors(r *strictjson.Reader, chain []string) (_ []string, ok bool) {
 	for name := range r.Members() {
 		switch string(name) {
 		case "sub":
-			sub, _ := r.Text()
-			chain[i] = string(sub)
+			chain[i] = text(r)
 		case "act":
 			var inner bool
 			chain, inner = readActors(r, chain)
@@ -119,17 +119,16 @@ func readActors(r *strictjson.Reader, chain []string) (_ []string, ok bool) {
 // readBinding reads the claim "cnf" (RFC 7800). It returns the hash of the client certificate if the token is bound by
 // that alone (RFC 8705 section 3.1), and otherwise "", which matches no certificate.
 func readBinding(r *strictjson.Reader) *string {
-	var hash []byte
-	members := 0
+	hash, members := "", 0
 	for name := range r.Members() {
 		if members++; string(name) == "x5t#S256" {
-			hash, _ = r.Text()
+			hash = text(r)
 		}
 	}
 	if members > 1 {
-		hash = nil
+		hash = ""
 	}
-	return new(string(hash))
+	return &hash
 }
 
 // bindingFault checks that a token bound to a certificate comes from the certificate's holder: the TLS handshake
@@ -172,23 +171,4 @@ func (a *Authenticator) claimsFault(c *claims, now time.Time) *token.Error {
 		return kind.Refuse("subject", "", `"sub" is missing or empty`)
 	}
 	return nil
-}
-
-// UnverifiedIssuer returns the issuer and the first audience of the token in a file, such as the token that
-// Kubernetes projects into this program's pod. With them, the issuer of this program's token vouches for callers, who
-// name the same audience. UnverifiedIssuer verifies nothing, so a writer of the file chooses the trusted issuer:
-// protect the file like a configuration file. It also reads an expired token.
-func UnverifiedIssuer(tokenFile string) (issuer, audience string, err error) {
-	text, err := files.Read(tokenFile, jws.MaxSize+2)
-	c, _ := jws.ReadClaims(strings.TrimSpace(string(text)))
-	switch {
-	case err != nil:
-	case c.Issuer == "":
-		err = errors.New("it is no JWT, or names no issuer")
-	case len(c.Audience) == 0 || c.Audience[0] == "":
-		err = errors.New("the token names no audience")
-	default:
-		return c.Issuer, c.Audience[0], nil
-	}
-	return "", "", fmt.Errorf("authn/jwt: token file %q: %w", tokenFile, err)
 }

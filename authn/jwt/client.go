@@ -73,7 +73,7 @@ func Client(o ClientOptions) (authn.Authenticator, error) {
 	case o.Uses < 0:
 		err = errors.New("ClientOptions.Uses is negative")
 	default:
-		c.validator, err = jwtsvid.NewValidator(o.Bundles, []string{o.Issuer}, &jwtsvid.ValidatorOptions{Remember: -1})
+		c.validator, err = jwtsvid.NewValidator(o.Bundles, []string{o.Issuer}, nil)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("authn/jwt: clients: %w", err)

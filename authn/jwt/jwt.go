@@ -121,14 +121,13 @@ type Claims struct {
 	payload []byte
 }
 
-// Decode decodes all claims into what into points to, such as a struct with json tags. Names of claims are
-// case-sensitive, unlike in package encoding/json, and numbers in an interface are a [json.Number]. Only the issuer
-// vouches for claims.
-func (c *Claims) Decode(into any) error {
-	if err := token.Decode(c.payload, into); err != nil {
-		return fmt.Errorf("authn/jwt: claims: %w", err)
+// Claim decodes the claim with this name into the value that into points to, as package encoding/json does, and
+// reports whether there is such a claim. Names are case-sensitive. Only the issuer vouches for claims.
+func (c *Claims) Claim(name string, into any) (ok bool, err error) {
+	if ok, err = token.DecodeClaim(c.payload, name, into); err != nil {
+		return false, fmt.Errorf("authn/jwt: claim %q: %w", name, err)
 	}
-	return nil
+	return ok, nil
 }
 
 // Authenticator proves callers by the tokens of one issuer. [New] makes one. It is an [authn.Authenticator] and safe

@@ -61,12 +61,11 @@ type keys struct {
 
 	state atomic.Pointer[fetched] // nil until there are keys
 
-	mu sync.Mutex // guards the fields below
-	renew.Entry
-	loop renew.Loop[*keys] // has one fetch at a time
-	err  error             // of the last fetch
-	last time.Time         // when that ended; zero if there was none
-	wait time.Duration     // after that
+	mu       sync.Mutex    // guards the fields below
+	running  chan struct{} // closed at the end of the fetch that is under way; nil if none is
+	err      error         // of the last fetch
+	failures int           // in a row
+	next     time.Time     // when another fetch may begin
 }
 
 func newKeys(o *Options) (*keys, error) {
@@ -76,7 +75,6 @@ func newKeys(o *Options) (*keys, error) {
 		k.client = &c
 	}
 	k.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	k.loop.Mu, k.loop.Attempt = &k.mu, func(ctx context.Context, _ *keys) { k.attempt(ctx) }
 	if o.JWKSURL != "" {
 		k.issuer = ""
 		return k, prefix("Options.JWKSURL", jws.CheckURL(o.JWKSURL))
@@ -98,44 +96,41 @@ func (k *keys) current(now time.Time) *keySet {
 		return nil
 	}
 	if renew.Elapsed(st.at, now) >= refresh {
-		k.mu.Lock()
 		k.start()
-		k.mu.Unlock()
 	}
 	return st.set
 }
 
-// start starts a fetch if one is due, and reports whether one is running. The caller holds mu.
-func (k *keys) start() bool {
-	if k.Busy() {
-		return true
+// start starts a fetch, unless one is under way or it is too soon, and returns the channel that is closed at the end
+// of the fetch; nil if there is none.
+func (k *keys) start() <-chan struct{} {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.running == nil && !time.Now().Before(k.next) {
+		k.running = make(chan struct{})
+		go k.attempt()
 	}
-	if !k.last.IsZero() && renew.Elapsed(k.last, time.Now()) < k.wait {
-		return false
-	}
-	k.loop.Start(k)
-	return true
+	return k.running
 }
 
 // renew fetches the keys if a fetch is due. It returns the result of the last fetch, or the cause of ctx's end.
 func (k *keys) renew(ctx context.Context) error {
-	k.mu.Lock()
-	if k.start() {
-		ended := k.loop.Ended(k)
-		k.mu.Unlock()
+	if running := k.start(); running != nil {
 		select {
-		case <-ended:
+		case <-running:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		k.mu.Lock()
 	}
+	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.err
 }
 
-func (k *keys) attempt(ctx context.Context) {
-	ctx, cancel := context.WithTimeoutCause(ctx, fetchTimeout, fmt.Errorf("no answer within %v", fetchTimeout))
+// attempt fetches the keys for all callers that wait, and goes on if they leave.
+func (k *keys) attempt() {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), fetchTimeout,
+		fmt.Errorf("no answer within %v", fetchTimeout))
 	defer cancel()
 	set, err := k.fetch(ctx)
 	if err != nil && ctx.Err() != nil {
@@ -143,18 +138,20 @@ func (k *keys) attempt(ctx context.Context) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.err, k.last = err, time.Now()
+	now, wait := time.Now(), refetch
 	if err != nil {
-		k.wait = backoff.Wait(k.Failed(err), rand.Float64())
+		k.failures++
+		wait = backoff.Wait(renew.NewFailure(k.failures, err), rand.Float64())
 	} else {
-		k.Succeeded()
-		k.wait = refetch
+		k.failures = 0
 		if old := k.state.Load(); old != nil && bytes.Equal(old.set.document, set.document) {
 			set = old.set // tokens verified with it still count
 		}
-		k.state.Store(&fetched{set, k.last})
+		k.state.Store(&fetched{set, now})
 	}
-	k.loop.Done(k, k.wait)
+	k.err, k.next = err, now.Add(wait)
+	close(k.running)
+	k.running = nil
 }
 
 func (k *keys) fetch(ctx context.Context) (*keySet, error) {
@@ -204,21 +201,20 @@ func (k *keys) get(ctx context.Context, at string) ([]byte, error) {
 
 // readDiscovery returns the URL of the key set from a discovery document (OpenID Connect Discovery 1.0 section 4.3).
 func readDiscovery(doc []byte, issuer string) (jwks string, err error) {
-	var named []byte
+	var named string
 	r := strictjson.NewReader(doc)
 	for name := range r.Members() {
 		switch string(name) {
 		case "issuer":
-			named, _ = r.Text()
+			named = text(r)
 		case "jwks_uri":
-			at, _ := r.Text()
-			jwks = string(at)
+			jwks = text(r)
 		}
 	}
 	if err := r.End(); err != nil {
 		return "", err
 	}
-	if string(named) != issuer {
+	if named != issuer {
 		return "", fmt.Errorf("it is that of the issuer %.256q", named)
 	}
 	return jwks, prefix("jwks_uri", jws.CheckURL(jwks))
@@ -255,34 +251,31 @@ func readKeySet(doc []byte) (*keySet, error) {
 }
 
 // readKey parses a key, or returns the reason to drop it.
-func readKey(r *strictjson.Reader) (key, string) {
-	var k key
+func readKey(r *strictjson.Reader) (k key, reason string) {
+	if r.Kind() != strictjson.Object {
+		r.Skip()
+		return k, "it is no object"
+	}
 	var jwk jws.JWK
-	reason := "it is no object"
 	for name := range r.Members() {
-		if reason == "it is no object" {
-			reason = ""
-		}
 		switch string(name) {
 		case "kid":
-			text, ok := r.Text()
-			if k.id = string(text); !ok {
+			if r.Kind() != strictjson.String {
 				reason = `"kid" is not a string`
 			}
+			k.id = text(r)
 		case "alg":
-			text, _ := r.Text()
-			if k.algorithm = string(text); k.algorithm == "" {
+			if k.algorithm = text(r); k.algorithm == "" {
 				reason = `"alg" is not a name`
 			}
 		case "use":
-			if text, _ := r.Text(); string(text) != "sig" {
+			if text(r) != "sig" {
 				reason = `"use" is not "sig"`
 			}
 		case "key_ops":
 			verify := false
 			for range r.Elements() {
-				text, _ := r.Text()
-				verify = verify || string(text) == "verify"
+				verify = text(r) == "verify" || verify
 			}
 			if !verify {
 				reason = `"key_ops" has no "verify"`

@@ -17,12 +17,12 @@ func checkAccess(ctx context.Context, api *k8s.Client, remedy string, what ...k8
 		allowed, reason, err := api.Review(ctx, "", "", a)
 		switch {
 		case err != nil:
-			return fmt.Errorf("check: %w", err)
+			return fmt.Errorf("authn/kube: check: %w", err)
 		case !allowed && reason != "":
-			return fmt.Errorf("this program may not %s %s: the API server says: %s; %s", a.Verb, a.Resource,
-				bearer.Redact(reason), remedy)
+			return fmt.Errorf("authn/kube: this program may not %s %s: the API server says: %s; %s", a.Verb,
+				a.Resource, bearer.Redact(reason), remedy)
 		case !allowed:
-			return fmt.Errorf("this program may not %s %s; %s", a.Verb, a.Resource, remedy)
+			return fmt.Errorf("authn/kube: this program may not %s %s; %s", a.Verb, a.Resource, remedy)
 		}
 	}
 	return nil

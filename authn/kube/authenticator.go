@@ -46,21 +46,16 @@ type TokenReviewOptions struct {
 // if the token or the cluster is not accepted, and the kinds of [Reviewer.Review]; with
 // [ErrReviewFailed] alone the same request may succeed later.
 func TokenReview(o TokenReviewOptions) (authn.Authenticator, error) {
-	for _, r := range append(slices.Collect(maps.Values(o.Remotes)), o.Reviewer) {
-		if r != nil && r.api == nil {
-			return nil, errors.New("authn/kube: token review: a Reviewer is the zero one; NewReviewer makes one")
-		}
-	}
 	if o.Audiences == nil {
 		o.Audiences = []string{"istio-ca"}
 	}
 	o.Remotes, o.Audiences = maps.Clone(o.Remotes), slices.Clone(o.Audiences)
+	if err := o.check(); err != nil {
+		return nil, fmt.Errorf("authn/kube: %w", err)
+	}
 	a := &tokenReviewer{o, authn.Bearer}
 	if o.AllowPlaintext {
 		a.bearer = authn.BearerOverPlaintext
-	}
-	if err := a.check(); err != nil {
-		return nil, fmt.Errorf("authn/kube: %w", err)
 	}
 	return a, nil
 }
@@ -70,22 +65,22 @@ type tokenReviewer struct {
 	bearer func(*http.Request) (string, error)
 }
 
-func (a *tokenReviewer) check() error {
+func (o *TokenReviewOptions) check() error {
 	switch {
-	case a.Reviewer == nil:
-		return errors.New("TokenReviewOptions.Reviewer is required")
-	case a.TrustDomain.IsZero():
+	case o.Reviewer == nil || o.Reviewer.api == nil:
+		return errors.New("TokenReviewOptions.Reviewer is missing, or the zero one; NewReviewer makes one")
+	case o.TrustDomain.IsZero():
 		return fmt.Errorf("TokenReviewOptions.TrustDomain: %w", spiffe.ErrZero)
-	case len(a.Audiences) == 0 || slices.Contains(a.Audiences, ""):
+	case len(o.Audiences) == 0 || slices.Contains(o.Audiences, ""):
 		return errors.New("TokenReviewOptions.Audiences is empty, or has an empty one: every token of the " +
 			"cluster would be accepted; nil means istio-ca")
 	}
-	for id, r := range a.Remotes {
+	for id, r := range o.Remotes {
 		switch {
-		case id == "" || id == a.Cluster:
+		case id == "" || id == o.Cluster:
 			return fmt.Errorf("the remote cluster %q has the ID of the server's own", id)
-		case r == nil:
-			return fmt.Errorf("the remote cluster %q has no Reviewer", id)
+		case r == nil || r.api == nil:
+			return fmt.Errorf("the Reviewer of the remote cluster %q is missing, or the zero one", id)
 		}
 	}
 	return nil

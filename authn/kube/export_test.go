@@ -1,11 +1,9 @@
 package kube
 
 import (
-	"context"
 	"encoding/json"
 	"strconv"
 
-	k8s "github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -18,21 +16,12 @@ func Judge(answer []byte, token string, wanted []string) (*spiffe.Pod, error) {
 	return r.Status.account(token, wanted)
 }
 
-func ParseUsername(s string) (namespace, name string, err error) { return k8s.ParseUser(s) }
-
-// See has n look at places in its memory.
-func (n *NodeAuthorizer) See(places int) {
-	for i := range places {
-		r, _ := n.take(context.Background(), place{"n1", strconv.Itoa(i)}, "")
-		<-r.turn
+// Remember makes n remember the answers to so many questions, and returns how many it remembers.
+func (n *NodeAuthorizer) Remember(questions int) int {
+	for i := range questions {
+		n.last(question{node: "n1", namespace: strconv.Itoa(i)})
 	}
+	return len(n.known)
 }
 
-// Remembered returns how many places n remembers.
-func (n *NodeAuthorizer) Remembered() int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return len(n.nodes)
-}
-
-const MaxNodes = maxNodes
+const MaxQuestions = maxQuestions

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/svidkit/svidkit/authn/kube"
-	"github.com/svidkit/svidkit/spiffe"
 )
 
 // The rules of Kubernetes for names, as slow as they are obvious.
@@ -16,40 +15,6 @@ var (
 	label     = regexp.MustCompile(`\A[a-z0-9]([-a-z0-9]*[a-z0-9])?\z`)
 	subdomain = regexp.MustCompile(`\A[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\z`)
 )
-
-func FuzzParseUsername(f *testing.F) {
-	for _, s := range []string{
-		"system:serviceaccount:prod:web", "system:serviceaccount:prod:web.v1", "system:serviceaccount:prod:web:", "system:serviceaccount::",
-		"system:node:worker-1", "", ":::", "system:serviceaccount:" + strings.Repeat("a", 64) + ":b", "system:serviceaccount:a:b\n",
-	} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		namespace, name, err := kube.ParseUsername(s)
-		parts := strings.Split(s, ":")
-		want := len(parts) == 4 && parts[0] == "system" && parts[1] == "serviceaccount" &&
-			label.MatchString(parts[2]) && len(parts[2]) <= 63 && subdomain.MatchString(parts[3]) && len(parts[3]) <= 253
-		if (err == nil) != want {
-			t.Fatalf("%q: %v; the reference disagrees", s, err)
-		}
-		if err != nil {
-			if namespace != "" || name != "" || len(err.Error()) > 2000 {
-				t.Fatalf("%q: %q, %q with an error of %d bytes", s, namespace, name, len(err.Error()))
-			}
-			return
-		}
-		if "system:serviceaccount:"+namespace+":"+name != s {
-			t.Fatalf("%q came back as %q and %q", s, namespace, name)
-		}
-		id, err := spiffe.MustParseTrustDomain(strings.Repeat("t", 255)).KubernetesID(namespace, name)
-		if err != nil {
-			t.Fatalf("%q makes no SPIFFE ID: %v", s, err)
-		}
-		if ns, sa, ok := id.Kubernetes(); !ok || ns != namespace || sa != name {
-			t.Fatalf("%s is %q and %q", id, ns, sa)
-		}
-	})
-}
 
 // Whatever an API server answers: either an account whose every part is sound, for an audience that
 // was asked for, or an error of one kind that does not hold the token.

@@ -39,7 +39,7 @@
 // token that is not a JWT, because a webhook of the API server may know it.
 //
 // A request that a limit refuses gets an error that wraps [ErrReviewFailed] and has a method Retryable, which
-// says when to come back.
+// says when to come back if that is known.
 //
 // # Rights
 //
@@ -112,7 +112,8 @@ type ReviewerOptions struct {
 	AnyAudience bool
 }
 
-// Reviewer asks the API server of one cluster about tokens. It is safe for concurrent use.
+// Reviewer asks the API server of one cluster about tokens. It is safe for concurrent use, and keeps
+// its connections: make one for each cluster.
 type Reviewer struct {
 	api         *k8s.Client
 	anyAudience bool
@@ -132,10 +133,6 @@ func NewReviewer(opts *ReviewerOptions) (*Reviewer, error) {
 	}
 	return &Reviewer{api: api, anyAudience: o.AnyAudience, limits: newLimits()}, nil
 }
-
-// Close closes the connections to the API server that the Reviewer has made; the owner of ReviewerOptions.HTTPClient
-// closes that client's connections. A Reviewer may be used after it. The error is always nil.
-func (r *Reviewer) Close() error { return r.api.Close() }
 
 // Review asks the API server for the account of a token, which must be good for one of the audiences; at least one is
 // required. A line break at the end of the token, as in a file, is removed. The Pod has the namespace, name and UID
@@ -263,10 +260,6 @@ const reviewRemedy = "bind the ClusterRole system:auth-delegator, or one that ma
 // Check asks the API server whether this program may request reviews, so that a program finds out at its start and
 // not from its first caller. If not, the error says which role to bind to which account.
 func (r *Reviewer) Check(ctx context.Context) error {
-	err := checkAccess(ctx, r.api, reviewRemedy,
+	return checkAccess(ctx, r.api, reviewRemedy,
 		k8s.Access{Group: "authentication.k8s.io", Version: "v1", Resource: "tokenreviews", Verb: "create"})
-	if err != nil {
-		return fmt.Errorf("authn/kube: %w", err)
-	}
-	return nil
 }

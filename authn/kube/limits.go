@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peerkey"
@@ -16,24 +15,23 @@ const (
 	maxConcurrent    = 64
 	maxWaiting       = 1000
 	maxPerSecond     = 500
-	maxPerPeer       = 256         // of one peer, in progress or waiting
-	maxRefused       = 64          // tokens of one peer at once, including those in progress
-	refusedPerSecond = 1           // further refused tokens of that peer
-	busyFor          = time.Second // until a caller should come back, if that is not known
+	maxPerPeer       = 256 // of one peer, in progress or waiting
+	maxRefused       = 64  // tokens of one peer at once, including those in progress
+	refusedPerSecond = 1   // further refused tokens of that peer
 )
 
 // limits bound the requests that unproven callers cause to an API server.
 type limits struct {
 	reviews *limit.Limiter
 	shares  *limit.Shares[string] // requests in progress or waiting, by peer
-	strikes *limit.Strikes        // refused tokens, by peer
+	refused *limit.Limiter        // refused tokens, by peer; those in progress count as refused
 }
 
 func newLimits() limits {
 	return limits{
 		reviews: newLimiter(maxPerSecond/2, maxPerSecond),
 		shares:  limit.NewShares[string](0, maxPerPeer),
-		strikes: limit.NewStrikes(refusedPerSecond, maxRefused),
+		refused: limit.New(limit.Options{CallerRate: refusedPerSecond, CallerBurst: maxRefused}),
 	}
 }
 
@@ -45,12 +43,13 @@ func newLimiter(callerRate float64, callerBurst int) *limit.Limiter {
 }
 
 // do calls review within the total limits, and within the limits of the peer in ctx, if there is one. The error of a
-// limit wraps [ErrReviewFailed], and says when to come back. caller is the caller's context; ctx has less time.
+// limit wraps [ErrReviewFailed], and says when to come back if that is known. caller is the caller's context; ctx has
+// less time.
 func (l *limits) do(ctx, caller context.Context, review func() (*spiffe.Pod, error)) (*spiffe.Pod, error) {
 	from := peerkey.FromContext(ctx)
 	if from != "" {
-		if err := l.strikes.Check(from); err != nil { // takes no capacity from others
-			return nil, busy(err)
+		if err := l.refused.Check(from); err != nil { // takes no capacity from others
+			return nil, busy(fmt.Errorf("too many tokens of this peer were refused: %w", err))
 		}
 		if err := l.shares.Take(from, 1); err != nil {
 			return nil, busy(err)
@@ -64,26 +63,16 @@ func (l *limits) do(ctx, caller context.Context, review func() (*spiffe.Pod, err
 	if from == "" {
 		return review()
 	}
-	if err := l.strikes.Take(from); err != nil { // other requests of the peer may have been refused meanwhile
-		return nil, busy(err)
+	if err := l.refused.Acquire(ctx, from); err != nil { // other tokens of the peer may have been refused meanwhile
+		return nil, busy(fmt.Errorf("too many tokens of this peer were refused: %w", err))
 	}
 	pod, err := review()
 	// An outage says nothing about the peer. A peer that has left does count: it could leave before each answer.
 	if err == nil || errors.Is(err, ErrReviewFailed) && caller.Err() == nil {
-		l.strikes.Forgive(from)
+		l.refused.Forgive(from)
 	}
 	return pod, err
 }
 
 // busy is the error for a request that a limit refuses, or whose time ended while it waited.
-func busy(err error) error {
-	return fmt.Errorf("%w: %w", ErrReviewFailed, comeBack(err))
-}
-
-// comeBack gives an error of a limit a time to come back, if it has none.
-func comeBack(err error) error {
-	if over, ok := errors.AsType[*limit.Error](err); ok && over.RetryAfter == 0 {
-		over.RetryAfter = busyFor
-	}
-	return err
-}
+func busy(err error) error { return fmt.Errorf("%w: %w", ErrReviewFailed, err) }

@@ -247,7 +247,7 @@ func TestNodeAuthorizerFlood(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := cluster(kubetest.StartOn(t, 1, memconn.Listen()))
-		n := nodeAuthorizer(t, s)
+		n := nodeAuthorizer(t, s, nil)
 		refused := 0
 		for i := range 2000 {
 			err := n.Authorize(t.Context(), proxy(), spiffe.MustParseID(fmt.Sprintf("spiffe://example.org/ns/ns-%d/sa/web", i)))

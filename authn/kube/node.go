@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"net/url"
 	"strings"
 	"sync"
@@ -23,29 +22,14 @@ var ErrDenied = errors.New("impersonation denied")
 
 // Limits on requests about the pods of a node.
 const (
-	podsFresh   = 5 * time.Second // how long a pod that was seen counts as running
-	podsPage    = 50              // pods in one answer
-	maxPodPages = 100             // a node runs some hundred pods
-	maxNodes    = 4096            // namespaces of nodes that are remembered
+	podsFresh    = 5 * time.Second // how long a pod that was seen counts as running
+	podsPage     = 50              // pods in one answer
+	maxPodPages  = 100             // a node runs some hundred pods
+	maxQuestions = 4096            // whose last answers are remembered
 
 	readsPerCaller      = 50  // of one pod, per second
 	readsPerCallerBurst = 500 // at once, as when a node starts
 )
-
-// NodeAuthorizerOptions configure a [NodeAuthorizer].
-type NodeAuthorizerOptions struct {
-	// APIServer and HTTPClient say which API server to ask about pods, as in [ReviewerOptions].
-	APIServer  string
-	HTTPClient *http.Client
-
-	// Accounts are the service accounts of the proxies that may ask for the certificates of other
-	// workloads, such as "istio-system/ztunnel"; at least one is required.
-	Accounts []string
-
-	// Remotes decide about callers of other clusters, by the cluster's ID. Their own Remotes are not
-	// used. Callers of a cluster without one are refused.
-	Remotes map[string]*NodeAuthorizer
-}
 
 // NodeAuthorizer decides whether a proxy that serves the pods of its node may have the certificate of
 // one of them: such a caller asks the certificate authority for an ID that is not its own. It is safe for
@@ -65,38 +49,44 @@ type NodeAuthorizer struct {
 	reads *limit.Limiter
 
 	mu    sync.Mutex
-	nodes map[place]*running
+	known map[question]*known
 }
 
-// NewNodeAuthorizer returns a NodeAuthorizer. It sends nothing.
-func NewNodeAuthorizer(o NodeAuthorizerOptions) (*NodeAuthorizer, error) {
+// NewNodeAuthorizer returns a NodeAuthorizer that asks the API server of r about pods. It sends nothing.
+//
+// The accounts, at least one, are the service accounts of the proxies that may ask for the certificates of other
+// workloads, such as "istio-system/ztunnel". The remotes decide about callers of other clusters, by the cluster's ID;
+// their own remotes are not used. Callers of a cluster without one are refused.
+func NewNodeAuthorizer(
+	r *Reviewer, accounts []string, remotes map[string]*NodeAuthorizer,
+) (*NodeAuthorizer, error) {
 	n := &NodeAuthorizer{
 		trusted: map[string]bool{},
-		remotes: maps.Clone(o.Remotes),
-		nodes:   map[place]*running{},
+		remotes: maps.Clone(remotes),
+		known:   map[question]*known{},
 		reads:   newLimiter(readsPerCaller, readsPerCallerBurst),
 	}
 	fail := func(format string, args ...any) (*NodeAuthorizer, error) {
 		return nil, fmt.Errorf("authn/kube: new node authorizer: "+format, args...)
 	}
-	if len(o.Accounts) == 0 {
+	if r == nil || r.api == nil {
+		return fail("the Reviewer is nil or the zero one; NewReviewer makes one")
+	}
+	n.api = r.api
+	if len(accounts) == 0 {
 		return fail("no accounts: every request would be refused")
 	}
-	for _, account := range o.Accounts {
+	for _, account := range accounts {
 		namespace, name, _ := strings.Cut(account, "/")
 		if !k8s.ValidLabel(namespace) || !k8s.ValidName(name) {
 			return fail("the account %.300q is not NAMESPACE/SERVICE-ACCOUNT", account)
 		}
 		n.trusted[account] = true
 	}
-	for id, r := range o.Remotes {
-		if id == "" || r == nil {
+	for id, remote := range remotes {
+		if id == "" || remote == nil {
 			return fail("the remote cluster %q has no ID or no NodeAuthorizer", id)
 		}
-	}
-	var err error
-	if n.api, err = k8s.New(k8s.Options{URL: o.APIServer, Client: o.HTTPClient}); err != nil {
-		return fail("%w", err)
 	}
 	return n, nil
 }
@@ -169,16 +159,83 @@ func (n *NodeAuthorizer) authorize(ctx context.Context, caller *authn.Caller, id
 	if err != nil {
 		return err
 	}
-	return n.find(ctx, caller.Pod.UID, place{node, namespace}, name)
+	return n.find(ctx, caller.Pod.UID, question{node: node, namespace: namespace}, name)
 }
 
 // read reads from the API server for the pod with a UID, within the limits.
 func (n *NodeAuthorizer) read(ctx context.Context, uid, path string, query url.Values, out any) error {
 	if err := n.reads.Acquire(ctx, uid); err != nil {
-		return comeBack(err)
+		return err
 	}
 	defer n.reads.Release()
-	return n.api.Get(ctx, path, query, out)
+	err := n.api.Get(ctx, path, query, out)
+	if k8s.Forbidden(err) {
+		return fmt.Errorf("%w; %s", err, podsRemedy)
+	}
+	return err
+}
+
+const podsRemedy = "bind a ClusterRole that may get and list pods to the service account of this program"
+
+// question asks where the pod of a caller is, or which service accounts have pods in a namespace on a node.
+type question struct {
+	caller          spiffe.Pod
+	node, namespace string
+}
+
+type answer struct {
+	node     string
+	accounts map[string]bool
+}
+
+// known is the last answer to a question. The goroutine that has sent to turn, whose capacity is one, may use the
+// other fields.
+type known struct {
+	turn  chan struct{}
+	asked time.Time // when this program asked for the answer
+	answer
+}
+
+// ask returns the last answer to a question if it is enough and not older than podsFresh, or if another call has asked
+// for it while this one waited for its turn. Otherwise it asks.
+func (n *NodeAuthorizer) ask(
+	ctx context.Context, q question, enough func(answer) bool, ask func() (answer, error),
+) (answer, error) {
+	came := time.Now()
+	k := n.last(q)
+	select {
+	case k.turn <- struct{}{}:
+		defer func() { <-k.turn }()
+	case <-ctx.Done():
+		return answer{}, context.Cause(ctx)
+	}
+	now := time.Now()
+	if came.Before(k.asked) || now.Sub(k.asked) < podsFresh && enough(k.answer) {
+		return k.answer, nil
+	}
+	a, err := ask()
+	if err == nil {
+		k.asked, k.answer = now, a
+	}
+	return a, err
+}
+
+// last returns the record of a question.
+func (n *NodeAuthorizer) last(q question) *known {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	k := n.known[q]
+	if k == nil {
+		for other := range n.known { // make space for one more
+			if len(n.known) < maxQuestions {
+				break
+			}
+			delete(n.known, other)
+		}
+		k = &known{turn: make(chan struct{}, 1)}
+		n.known[q] = k
+	}
+	return k
 }
 
 // pod is the part of a pod that this package reads.
@@ -196,109 +253,58 @@ type pod struct {
 
 // nodeOf returns the node of the caller's pod, if the pod is the one that the token is bound to.
 func (n *NodeAuthorizer) nodeOf(ctx context.Context, caller *spiffe.Pod) (string, error) {
-	came := time.Now()
-	if caller.Name == "" || caller.UID == "" {
+	switch {
+	case caller.Name == "" || caller.UID == "":
 		return "", denied("the caller's token is not bound to a pod")
-	}
-	if !k8s.ValidName(caller.Name) {
+	case !k8s.ValidName(caller.Name):
 		return "", denied("%.300q is not the name of a pod", caller.Name)
 	}
-	r, err := n.take(ctx, place{caller.UID, ""}, "find the pod of the caller")
-	if err != nil {
-		return "", err
-	}
-	defer func() { <-r.turn }()
-	if came.Before(r.asked) && r.caller == *caller { // another goroutine asked while this one waited
-		return r.node, nil
-	}
-	asked := time.Now()
-	var p pod
-	err = n.read(ctx, caller.UID, k8s.Path("api", "v1", "namespaces", caller.Namespace, "pods", caller.Name), nil, &p)
-	switch {
-	case k8s.NotFound(err):
-		return "", denied("there is no pod %s/%s", caller.Namespace, caller.Name)
-	case err != nil:
-		return "", fmt.Errorf("find the pod of the caller: %w", withRemedy(err))
-	case p.Metadata.Name != caller.Name || p.Metadata.Namespace != caller.Namespace:
-		return "", errors.New("find the pod of the caller: the API server answered with another object")
-	case p.Metadata.UID != caller.UID:
-		return "", denied("the pod %s/%s is not the one that the token was issued for: its UID differs",
-			caller.Namespace, caller.Name)
-	case p.Spec.ServiceAccountName != caller.ServiceAccount:
-		return "", denied("the pod %s/%s has the service account %.300q", caller.Namespace, caller.Name,
-			p.Spec.ServiceAccountName)
-	case !k8s.ValidName(p.Spec.NodeName):
-		return "", denied("the pod %s/%s is not on a node", caller.Namespace, caller.Name)
-	}
-	r.asked, r.caller, r.node = asked, *caller, p.Spec.NodeName
-	return r.node, nil
-}
-
-// place is a namespace on a node, or the UID of a caller's pod without a namespace.
-type place struct{ node, namespace string }
-
-// running records which service accounts have pods in a place, or where a caller's pod is. The goroutine that has
-// sent to turn, whose capacity is one, may use the other fields.
-type running struct {
-	turn     chan struct{}
-	asked    time.Time // when the last answer was asked for
-	accounts map[string]bool
-	caller   spiffe.Pod
-	node     string
-}
-
-// take returns the record of a place, with the turn, which the caller gives back. what is for the error.
-func (n *NodeAuthorizer) take(ctx context.Context, at place, what string) (*running, error) {
-	n.mu.Lock()
-	r := n.nodes[at]
-	if r == nil {
-		for other := range n.nodes { // make space for one more
-			if len(n.nodes) < maxNodes {
-				break
-			}
-			delete(n.nodes, other)
+	never := func(answer) bool { return false }
+	found, err := n.ask(ctx, question{caller: *caller}, never, func() (answer, error) {
+		var p pod
+		path := k8s.Path("api", "v1", "namespaces", caller.Namespace, "pods", caller.Name)
+		err := n.read(ctx, caller.UID, path, nil, &p)
+		switch {
+		case k8s.NotFound(err):
+			err = denied("there is no pod %s/%s", caller.Namespace, caller.Name)
+		case err != nil:
+		case p.Metadata.Name != caller.Name || p.Metadata.Namespace != caller.Namespace:
+			err = errors.New("the API server answered with another object")
+		case p.Metadata.UID != caller.UID:
+			err = denied("the pod %s/%s is not the one that the token was issued for: its UID differs",
+				caller.Namespace, caller.Name)
+		case p.Spec.ServiceAccountName != caller.ServiceAccount:
+			err = denied("the pod %s/%s has the service account %.300q", caller.Namespace, caller.Name,
+				p.Spec.ServiceAccountName)
+		case !k8s.ValidName(p.Spec.NodeName):
+			err = denied("the pod %s/%s is not on a node", caller.Namespace, caller.Name)
 		}
-		r = &running{turn: make(chan struct{}, 1)}
-		n.nodes[at] = r
+		return answer{node: p.Spec.NodeName}, err
+	})
+	if err != nil {
+		return "", fmt.Errorf("find the pod of the caller: %w", err)
 	}
-	n.mu.Unlock()
-	select {
-	case r.turn <- struct{}{}:
-		return r, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("%s: %w", what, context.Cause(ctx))
-	}
+	return found.node, nil
 }
 
-// find returns nil if a pod with the service account runs in the place. It asks on behalf of a caller's pod.
-func (n *NodeAuthorizer) find(ctx context.Context, caller string, at place, account string) error {
-	came := time.Now()
-	r, err := n.take(ctx, at, "find a pod of the workload")
+// find returns nil if a pod with the service account runs in a namespace on a node. It asks on behalf of a caller's
+// pod.
+func (n *NodeAuthorizer) find(ctx context.Context, uid string, at question, account string) error {
+	runs := func(a answer) bool { return a.accounts[account] }
+	found, err := n.ask(ctx, at, runs, func() (answer, error) { return n.list(ctx, uid, at) })
 	if err != nil {
-		return err
+		return fmt.Errorf("find a pod of the workload: %w", err)
 	}
-	defer func() { <-r.turn }()
-	if r.accounts[account] && time.Since(r.asked) < podsFresh {
-		return nil
-	}
-	if r.asked.Before(came) { // else another goroutine asked while this one waited
-		asked := time.Now()
-		accounts, err := n.list(ctx, caller, at)
-		if err != nil {
-			return fmt.Errorf("find a pod of the workload: %w", withRemedy(err))
-		}
-		r.asked, r.accounts = asked, accounts
-	}
-	if !r.accounts[account] {
+	if !found.accounts[account] {
 		return denied("no pod with the service account %s/%s is on the caller's node %s", at.namespace,
 			account, at.node)
 	}
 	return nil
 }
 
-// list asks which service accounts have pods in a place. It requests one namespace of one node, which the API server
-// finds without reading all pods of the cluster.
-func (n *NodeAuthorizer) list(ctx context.Context, caller string, at place) (map[string]bool, error) {
+// list asks which service accounts have pods in a namespace on a node. The API server finds these without reading all
+// pods of the cluster.
+func (n *NodeAuthorizer) list(ctx context.Context, uid string, at question) (answer, error) {
 	accounts := map[string]bool{}
 	query := url.Values{
 		"fieldSelector": {"spec.nodeName=" + at.node + ",status.phase!=Failed"},
@@ -313,11 +319,11 @@ func (n *NodeAuthorizer) list(ctx context.Context, caller string, at place) (map
 			Items []pod `json:"items"`
 		}
 		path := k8s.Path("api", "v1", "namespaces", at.namespace, "pods")
-		if err := n.read(ctx, caller, path, query, &page); err != nil {
-			return nil, err
+		if err := n.read(ctx, uid, path, query, &page); err != nil {
+			return answer{}, err
 		}
 		if page.Kind != "PodList" {
-			return nil, errors.New("the answer is not a PodList")
+			return answer{}, errors.New("the answer is not a PodList")
 		}
 		for _, p := range page.Items {
 			// The selector is repeated here, because a proxy in front of the API server may drop it.
@@ -326,37 +332,16 @@ func (n *NodeAuthorizer) list(ctx context.Context, caller string, at place) (map
 			}
 		}
 		if page.Metadata.Continue == "" {
-			return accounts, nil
+			return answer{accounts: accounts}, nil
 		}
 		query.Set("continue", page.Metadata.Continue)
 	}
-	return nil, fmt.Errorf("more than %d pods", podsPage*maxPodPages)
+	return answer{}, fmt.Errorf("more than %d pods", podsPage*maxPodPages)
 }
 
-const podsRemedy = "bind a ClusterRole that may get and list pods to the service account of this program"
-
-func withRemedy(err error) error {
-	if k8s.Forbidden(err) {
-		return fmt.Errorf("%w; %s", err, podsRemedy)
-	}
-	return err
-}
-
-// Check asks the API servers, also of remote clusters, whether this program may get and list pods, as
-// [Reviewer.Check] does for reviews.
+// Check asks the API server whether this program may get and list pods, as [Reviewer.Check] does for reviews. It does
+// not ask those of the remotes.
 func (n *NodeAuthorizer) Check(ctx context.Context) error {
-	if err := n.check(ctx); err != nil {
-		return fmt.Errorf("authn/kube: %w", err)
-	}
-	for id, r := range n.remotes {
-		if err := r.check(ctx); err != nil {
-			return fmt.Errorf("authn/kube: cluster %q: %w", id, err)
-		}
-	}
-	return nil
-}
-
-func (n *NodeAuthorizer) check(ctx context.Context) error {
 	return checkAccess(ctx, n.api, podsRemedy,
 		k8s.Access{Version: "v1", Resource: "pods", Verb: "get"},
 		k8s.Access{Version: "v1", Resource: "pods", Verb: "list"})

@@ -58,20 +58,20 @@ func cluster(s *kubetest.Server) *kubetest.Server {
 	return s
 }
 
-func nodeAuthorizer(t testing.TB, s *kubetest.Server, edit ...func(*kube.NodeAuthorizerOptions)) *kube.NodeAuthorizer {
+// clusters are NodeAuthorizers, by the ID of their cluster.
+type clusters = map[string]*kube.NodeAuthorizer
+
+var trusted = []string{"istio-system/ztunnel", "kube-system/proxy.v1"}
+
+func nodeAuthorizer(t testing.TB, s *kubetest.Server, remotes clusters) *kube.NodeAuthorizer {
 	t.Helper()
-	o := kube.NodeAuthorizerOptions{APIServer: s.URL(), HTTPClient: s.Client(), Accounts: []string{"istio-system/ztunnel", "kube-system/proxy.v1"}}
-	for _, e := range edit {
-		e(&o)
-	}
-	n := must.Get(kube.NewNodeAuthorizer(o))(t)
-	return n
+	return must.Get(kube.NewNodeAuthorizer(reviewer(t, s, kube.ReviewerOptions{}), trusted, remotes))(t)
 }
 
 func TestNodeAuthorizer(t *testing.T) {
 	t.Parallel()
 	s := cluster(kubetest.Start(t))
-	n := nodeAuthorizer(t, s)
+	n := nodeAuthorizer(t, s, nil)
 	require.NoError(t, n.Authorize(t.Context(), proxy(), web))
 	require.NoError(t, n.Authorize(t.Context(), proxy(), spiffe.MustParseID("spiffe://example.org/ns/test/sa/api")))
 	require.NoError(t, n.Authorize(t.Context(), proxy(), proxy().ID), "its own, by the same rules")
@@ -142,17 +142,17 @@ func TestNodeAuthorizerDenied(t *testing.T) {
 			}
 			caller := proxy()
 			c.edit(caller)
-			err := nodeAuthorizer(t, s).Authorize(t.Context(), caller, c.id)
+			err := nodeAuthorizer(t, s, nil).Authorize(t.Context(), caller, c.id)
 			require.ErrorIs(t, err, kube.ErrDenied)
 			require.ErrorContains(t, err, c.text)
 			assert.True(t, strings.HasPrefix(err.Error(), `authn/kube: may "spiffe://example.org/ns/istio-system/sa/ztunnel" have`), err)
 		})
 	}
-	err := nodeAuthorizer(t, kubetest.Start(t)).Authorize(t.Context(), nil, web)
+	err := nodeAuthorizer(t, kubetest.Start(t), nil).Authorize(t.Context(), nil, web)
 	require.ErrorIs(t, err, kube.ErrDenied)
 	nameless := proxy() // a proxy that is proven to run in its pod, and has no SPIFFE ID
 	nameless.ID, nameless.Name = spiffe.ID{}, "tunnel"
-	err = nodeAuthorizer(t, cluster(kubetest.Start(t))).Authorize(t.Context(), nameless, web)
+	err = nodeAuthorizer(t, cluster(kubetest.Start(t)), nil).Authorize(t.Context(), nameless, web)
 	require.ErrorIs(t, err, kube.ErrDenied)
 	require.ErrorContains(t, err, `may "`+nameless.String()+`" have`)
 }
@@ -163,11 +163,11 @@ func TestNodeAuthorizerPhases(t *testing.T) {
 	for phase, want := range map[string]bool{"": true, "Pending": true, "Running": true, "Succeeded": true, "Unknown": true, "Failed": false} {
 		s := cluster(kubetest.Start(t))
 		put(s, "prod", "web-1", "web", "n1", phase)
-		err := nodeAuthorizer(t, s).Authorize(t.Context(), proxy(), web)
+		err := nodeAuthorizer(t, s, nil).Authorize(t.Context(), proxy(), web)
 		assert.Equal(t, want, err == nil, phase)
 
 		put(s, "prod", "web-2", "web", "n1", "Running") // another of the same account
-		require.NoError(t, nodeAuthorizer(t, s).Authorize(t.Context(), proxy(), web), phase)
+		require.NoError(t, nodeAuthorizer(t, s, nil).Authorize(t.Context(), proxy(), web), phase)
 	}
 }
 
@@ -175,13 +175,9 @@ func TestNodeAuthorizerClusters(t *testing.T) {
 	t.Parallel()
 	own, west := kubetest.Start(t), cluster(kubetest.Start(t))
 	put(own, "istio-system", "ztunnel-1", "ztunnel", "n1", "Running")
-	deep := nodeAuthorizer(t, west)
-	n := nodeAuthorizer(t, own, func(o *kube.NodeAuthorizerOptions) {
-		o.Remotes = map[string]*kube.NodeAuthorizer{
-			"west": nodeAuthorizer(t, west, func(o *kube.NodeAuthorizerOptions) { o.Remotes = map[string]*kube.NodeAuthorizer{"deep": deep} }),
-			"east": nodeAuthorizer(t, west, func(o *kube.NodeAuthorizerOptions) { o.Accounts = []string{"kube-system/other"} }),
-		}
-	})
+	deep := nodeAuthorizer(t, west, nil)
+	east := must.Get(kube.NewNodeAuthorizer(reviewer(t, west, kube.ReviewerOptions{}), []string{"kube-system/other"}, nil))(t)
+	n := nodeAuthorizer(t, own, clusters{"west": nodeAuthorizer(t, west, clusters{"deep": deep}), "east": east})
 	caller := proxy()
 	require.ErrorIs(t, n.Authorize(t.Context(), caller, web), kube.ErrDenied, "our own cluster has no such pod")
 	caller.Pod.Cluster = "west"
@@ -192,27 +188,21 @@ func TestNodeAuthorizerClusters(t *testing.T) {
 	require.ErrorContains(t, n.Authorize(t.Context(), caller, web), `there is no NodeAuthorizer for the cluster "deep"`)
 }
 
-func TestNodeAuthorizerOptions(t *testing.T) {
+func TestNewNodeAuthorizer(t *testing.T) {
 	t.Parallel()
-	for name, edit := range map[string]func(*kube.NodeAuthorizerOptions){
-		"no accounts":       func(o *kube.NodeAuthorizerOptions) { o.Accounts = nil },
-		"empty account":     func(o *kube.NodeAuthorizerOptions) { o.Accounts = []string{"a/b", ""} },
-		"no slash":          func(o *kube.NodeAuthorizerOptions) { o.Accounts = []string{"ztunnel"} },
-		"no namespace":      func(o *kube.NodeAuthorizerOptions) { o.Accounts = []string{"/ztunnel"} },
-		"no name":           func(o *kube.NodeAuthorizerOptions) { o.Accounts = []string{"istio-system/"} },
-		"two slashes":       func(o *kube.NodeAuthorizerOptions) { o.Accounts = []string{"istio-system/ztunnel/x"} },
-		"a list":            func(o *kube.NodeAuthorizerOptions) { o.Accounts = []string{"a/b,c/d"} },
-		"a blank":           func(o *kube.NodeAuthorizerOptions) { o.Accounts = []string{" a/b"} },
-		"upper case":        func(o *kube.NodeAuthorizerOptions) { o.Accounts = []string{"A/b"} },
-		"a star":            func(o *kube.NodeAuthorizerOptions) { o.Accounts = []string{"istio-system/*"} },
-		"nil remote":        func(o *kube.NodeAuthorizerOptions) { o.Remotes = map[string]*kube.NodeAuthorizer{"west": nil} },
-		"plain http":        func(o *kube.NodeAuthorizerOptions) { o.APIServer = "http://api.example.org" },
-		"remote without ID": func(o *kube.NodeAuthorizerOptions) { o.Remotes = map[string]*kube.NodeAuthorizer{"": {}} },
+	r := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: "https://api.example.org", HTTPClient: http.DefaultClient}))(t)
+	for _, accounts := range [][]string{
+		nil, {"a/b", ""}, {"ztunnel"}, {"/ztunnel"}, {"istio-system/"}, {"istio-system/ztunnel/x"}, {"a/b,c/d"}, {" a/b"}, {"A/b"}, {"istio-system/*"},
 	} {
-		o := kube.NodeAuthorizerOptions{APIServer: "https://api.example.org", HTTPClient: http.DefaultClient, Accounts: []string{"a/b"}}
-		edit(&o)
-		require.ErrorContains(t, must.Err(kube.NewNodeAuthorizer(o)), "authn/kube: new node authorizer: ", name)
+		must.Fail(t, must.Err(kube.NewNodeAuthorizer(r, accounts, nil)), "authn/kube: new node authorizer: ", "account")
 	}
+	for _, remotes := range []clusters{{"west": nil}, {"": {}}} {
+		must.Fail(t, must.Err(kube.NewNodeAuthorizer(r, []string{"a/b"}, remotes)), "authn/kube: new node authorizer: the remote cluster")
+	}
+	for _, zero := range []*kube.Reviewer{nil, {}} {
+		must.Fail(t, must.Err(kube.NewNodeAuthorizer(zero, []string{"a/b"}, nil)), "the Reviewer is nil or the zero one")
+	}
+	require.NoError(t, must.Err(kube.NewNodeAuthorizer(r, []string{"a/b"}, nil)))
 }
 
 // An API server that fails is no decision.
@@ -231,7 +221,7 @@ func TestNodeAuthorizerFailed(t *testing.T) {
 		} {
 			s := cluster(kubetest.Start(t))
 			s.FailNext(1, c.fault, func(r *http.Request) bool { return r.URL.Path == path })
-			n := nodeAuthorizer(t, s)
+			n := nodeAuthorizer(t, s, nil)
 			err := n.Authorize(t.Context(), proxy(), web)
 			require.Error(t, err)
 			require.NotErrorIs(t, err, kube.ErrDenied)
@@ -248,7 +238,7 @@ func TestNodeAuthorizerFailed(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		s := cluster(kubetest.StartOn(t, 1, memconn.Listen()))
-		n := nodeAuthorizer(t, s)
+		n := nodeAuthorizer(t, s, nil)
 		for _, only := range []string{"/api/v1/namespaces/istio-system/pods/ztunnel-1", "/api/v1/namespaces/prod/pods"} {
 			s.FailNext(1, kubetest.Fault{Hang: true}, func(r *http.Request) bool { return r.URL.Path == only })
 			start := time.Now()
@@ -278,7 +268,7 @@ func TestNodeAuthorizerFreshness(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := cluster(kubetest.StartOn(t, 1, memconn.Listen()))
-		n := nodeAuthorizer(t, s)
+		n := nodeAuthorizer(t, s, nil)
 		lists := func() int { return s.Count(http.MethodGet, "/api/v1/namespaces/prod/pods") }
 		gets := func() int { return s.Count(http.MethodGet, "/api/v1/namespaces/istio-system/pods/ztunnel-1") }
 		require.NoError(t, n.Authorize(t.Context(), proxy(), web))
@@ -315,7 +305,7 @@ func TestNodeAuthorizerShares(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := cluster(kubetest.StartOn(t, 1, memconn.Listen()))
 		s.Latency(100 * time.Millisecond)
-		n := nodeAuthorizer(t, s)
+		n := nodeAuthorizer(t, s, nil)
 		var wg sync.WaitGroup
 		for i := range 50 {
 			wg.Go(func() {
@@ -336,11 +326,10 @@ func TestNodeAuthorizerShares(t *testing.T) {
 
 func TestNodeAuthorizerBounded(t *testing.T) {
 	t.Parallel()
-	n := nodeAuthorizer(t, kubetest.Start(t))
-	n.See(kube.MaxNodes)
-	assert.Equal(t, kube.MaxNodes, n.Remembered())
-	n.See(kube.MaxNodes + 100)
-	assert.Equal(t, kube.MaxNodes, n.Remembered())
+	n := nodeAuthorizer(t, kubetest.Start(t), nil)
+	for _, questions := range []int{kube.MaxQuestions, kube.MaxQuestions + 100} {
+		assert.Equal(t, kube.MaxQuestions, n.Remember(questions))
+	}
 }
 
 // Lists in several answers, and servers that do not select.
@@ -402,9 +391,9 @@ func TestNodeAuthorizerPages(t *testing.T) {
 				_, _ = w.Write([]byte(c.answer(r.URL.Query().Get("continue"))))
 			}))
 			t.Cleanup(srv.Close)
-			n, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: srv.URL, HTTPClient: srv.Client(), Accounts: []string{"istio-system/ztunnel"}})
-			require.NoError(t, err)
-			err = n.Authorize(t.Context(), proxy(), web)
+			r := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: srv.URL, HTTPClient: srv.Client()}))(t)
+			n := must.Get(kube.NewNodeAuthorizer(r, trusted, nil))(t)
+			err := n.Authorize(t.Context(), proxy(), web)
 			if c.want == "" {
 				require.NoError(t, err)
 				return
@@ -426,17 +415,15 @@ func TestNodeAuthorizerOtherObject(t *testing.T) {
 	}}
 	srv := httptest.NewServer(behind)
 	t.Cleanup(srv.Close)
-	n, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: srv.URL, HTTPClient: srv.Client(), Accounts: []string{"istio-system/ztunnel"}})
-	require.NoError(t, err)
+	r := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: srv.URL, HTTPClient: srv.Client()}))(t)
+	n := must.Get(kube.NewNodeAuthorizer(r, trusted, nil))(t)
 	require.ErrorContains(t, n.Authorize(t.Context(), proxy(), web), "answered with another object")
 }
 
 func TestNodeAuthorizerCheck(t *testing.T) {
 	t.Parallel()
-	own, west := kubetest.Start(t), kubetest.Start(t)
-	n := nodeAuthorizer(t, own, func(o *kube.NodeAuthorizerOptions) {
-		o.Remotes = map[string]*kube.NodeAuthorizer{"west": nodeAuthorizer(t, west)}
-	})
+	own := kubetest.Start(t)
+	n := nodeAuthorizer(t, own, nil)
 	allow := func(verbs ...string) func(kubetest.AccessReviewSpec) kubetest.AccessReviewStatus {
 		return func(s kubetest.AccessReviewSpec) kubetest.AccessReviewStatus {
 			ok := false
@@ -447,12 +434,10 @@ func TestNodeAuthorizerCheck(t *testing.T) {
 		}
 	}
 	own.AccessReviews(allow("get", "list"))
-	west.AccessReviews(allow("get", "list"))
 	require.NoError(t, n.Check(t.Context()))
-	west.AccessReviews(allow("get"))
-	require.EqualError(t, n.Check(t.Context()), `authn/kube: cluster "west": this program may not list pods; bind a ClusterRole that may get and list pods to the service account of this program`)
 	own.AccessReviews(allow("list"))
-	require.ErrorContains(t, n.Check(t.Context()), "authn/kube: this program may not get pods; bind")
+	require.EqualError(t, n.Check(t.Context()), "authn/kube: this program may not get pods; bind a ClusterRole that may get and list pods to "+
+		"the service account of this program")
 	own.FailNext(1, kubetest.Fault{Code: 503}, nil)
 	err := n.Check(t.Context())
 	require.ErrorContains(t, err, "authn/kube: check: ")

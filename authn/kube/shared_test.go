@@ -27,7 +27,7 @@ func TestNodeAuthorizerSharesNothingWithOthers(t *testing.T) {
 			s := cluster(kubetest.StartOn(t, 1, memconn.Listen()))
 			defer s.Client().CloseIdleConnections()
 			s.Latency(100 * time.Millisecond)
-			n := nodeAuthorizer(t, s)
+			n := nodeAuthorizer(t, s, nil)
 			var wg sync.WaitGroup
 			var good atomic.Int64
 			for i := range 20 {

@@ -22,10 +22,10 @@ import (
 
 const maxAnswer = 64 << 10 // bytes, also of headers and of files
 
-// StatusError is a refusal by a metadata server, a token endpoint or an API server.
+// StatusError is a refusal by a metadata server or a token endpoint.
 type StatusError struct {
 	StatusCode int // of HTTP
-	// "error" of RFC 6749 section 5.2, such as "invalid_grant", or the reason of Kubernetes; may be empty
+	// "error" of RFC 6749 section 5.2, such as "invalid_grant"; may be empty
 	Code    string
 	Message string // for people: one line of at most about 500 bytes, without parts of tokens; may be empty
 

@@ -1,5 +1,5 @@
-// Package tokensource obtains the bearer tokens that prove a program's identity: from a file, from the Kubernetes
-// API, from Google's metadata server, and from the token endpoint of an authorization server.
+// Package tokensource obtains the bearer tokens that prove a program's identity: from a file, from Google's metadata
+// server, and from the token endpoint of an authorization server.
 //
 // Every constructor returns a [*Source]. Clients of CAs take its method value:
 //
@@ -15,7 +15,6 @@
 //	[File]               a file that another process keeps fresh: the projected token of a Kubernetes pod, the web
 //	                     identity token of EKS, the federated token of AKS
 //	[SVID]               JWT-SVIDs of this program, for one audience
-//	[Kubernetes]         the TokenRequest API: a token for a service account, with audiences
 //	[GCE]                an identity token of a Google machine or GKE pod, with an audience
 //	[Exchange]           an access token that a token endpoint gives for the token of another Source
 //	[ClientCredentials]  an access token that a token endpoint gives to this program itself, without a secret
@@ -35,7 +34,7 @@
 // # What it promises
 //
 // No Source in any printed form, error or log contains a token, even if a server quotes a token that it was sent.
-// Answers are limited to 64 KiB, an API server's to 4 MiB, and tokens to 16 KiB. Redirects are not followed. A Source
+// Answers are limited to 64 KiB and tokens to 16 KiB. Redirects are not followed. A Source
 // never returns an expired token. A token requested for an audience is for that audience, as far as it says; [File]
 // takes any.
 //

@@ -39,47 +39,6 @@ func TestGCE(t *testing.T) {
 	require.ErrorContains(t, requireNone(t, made(tokensource.GCE("other", &tokensource.GCEOptions{URL: server}))), "without the header Metadata-Flavor")
 }
 
-func TestKubernetes(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	good := jwt(inAnHour(), "istio-ca", "vault")
-	x, server := serve(t, func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusCreated)
-		_, _ = fmt.Fprintf(w, `{"kind":"TokenRequest","apiVersion":"authentication.k8s.io/v1","spec":{},"status":{"token":%q,"expirationTimestamp":%q}}`,
-			good, inAnHour().Format(time.RFC3339))
-	})
-	o := tokensource.KubernetesOptions{APIServer: server, HTTPClient: http.DefaultClient, Namespace: "prod", ServiceAccount: "web.v1"}
-	requireToken(t, good, made(tokensource.Kubernetes(o)))
-	o.Audiences, o.Lifetime = []string{"istio-ca", "vault"}, 90*time.Minute
-	requireToken(t, good, made(tokensource.Kubernetes(o)))
-	for i, spec := range []string{
-		`{}`,
-		`{"audiences":["istio-ca","vault"],"expirationSeconds":5400}`,
-	} {
-		r := x.all()[i]
-		assert.Equal(t, "POST", r.method)
-		assert.Equal(t, "/api/v1/namespaces/prod/serviceaccounts/web.v1/token", r.uri)
-		assert.Equal(t, "application/json", r.header.Get("Content-Type"))
-		assert.JSONEq(t, `{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":`+spec+`}`, r.body)
-	}
-
-	x.become(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusForbidden)
-		_, _ = io.WriteString(w, `{"kind":"Status","reason":"Forbidden","message":"serviceaccounts \"web.v1\" is forbidden"}`)
-	})
-	e, ok := errors.AsType[*tokensource.StatusError](requireNone(t, made(tokensource.Kubernetes(o))))
-	require.True(t, ok)
-	assert.Equal(t, "the server answered 403 Forbidden: Forbidden: serviceaccounts \"web.v1\" is forbidden", e.Error())
-	n := x.count()
-	x.become(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
-	requireNone(t, made(tokensource.Kubernetes(o)))
-	assert.Equal(t, 1, x.count()-n, "a request that may have been carried out")
-	o.APIServer = "http://127.0.0.1:1"
-	requireNone(t, made(tokensource.Kubernetes(o)))
-}
-
 func TestExchange(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-9.3-1")
@@ -175,14 +134,6 @@ func TestHostileAnswers(t *testing.T) {
 		"exchange": func(c *http.Client) *tokensource.Source {
 			return made(tokensource.Exchange(tokensource.Static("subject"), tokensource.ClientOptions{URL: "http://127.0.0.1/", HTTPClient: c}))
 		},
-		"Kubernetes": func(c *http.Client) *tokensource.Source {
-			return made(tokensource.Kubernetes(tokensource.KubernetesOptions{
-				APIServer: "http://127.0.0.1/", HTTPClient: c, Namespace: "n", ServiceAccount: "s", Audiences: []string{"ca", "db"},
-			}))
-		},
-	}
-	kubernetes := func(token, end string) string {
-		return fmt.Sprintf(`{"status":{"token":%q,"expirationTimestamp":%s}}`, token, end)
 	}
 	for _, c := range []struct{ from, name, body, says string }{
 		{"GCE", "nothing", "", "no token: it is empty"},
@@ -220,16 +171,6 @@ func TestHostileAnswers(t *testing.T) {
 		{"exchange", "a refusal with status 200", `{"error":"invalid_grant","error_description":"` + secret + `"}`, "no token"},
 		{"exchange", "expired, says the token", `{"access_token":"` + jwt(time.Unix(1e9, 0)) + `","expires_in":3600}`, "it ended at 2001"},
 		{"exchange", "endless", jsonOf(`"a":"` + strings.Repeat("x", 64<<10) + `"`), "larger than 64 KiB"},
-
-		{"Kubernetes", "no token", `{"status":{}}`, "no token"},
-		{"Kubernetes", "another audience", kubernetes(jwt(inAnHour(), "other"), `"2100-01-01T00:00:00Z"`), "and not for"},
-		{"Kubernetes", "one of two audiences", kubernetes(jwt(inAnHour(), "ca", "ca"), `"2100-01-01T00:00:00Z"`), `and not for "db"`},
-		{"Kubernetes", "the other of them", kubernetes(jwt(inAnHour(), "more", "db"), `"2100-01-01T00:00:00Z"`), `and not for "ca"`},
-		{"Kubernetes", "not a JWT", kubernetes(secret, `"2100-01-01T00:00:00Z"`), "not a JWT"},
-		{"Kubernetes", "expired", kubernetes(jwt(inAnHour(), "ca", "db"), `"2000-01-01T00:00:00Z"`), "it ended at 2000-01-01T00:00:00Z"},
-		{"Kubernetes", "no time", kubernetes(jwt(inAnHour(), "ca", "db"), `"soon"`), "not the JSON"},
-		{"Kubernetes", "a token that is no text", `{"status":{"token":["` + secret + `"]}}`, "cannot be read"},
-		{"Kubernetes", "half", `{"status":{"token":"` + secret, "syntax error"},
 	} {
 		t.Run(c.from+"/"+c.name, func(t *testing.T) {
 			t.Parallel()
@@ -414,29 +355,14 @@ func TestOptions(t *testing.T) {
 		}
 		assert.ErrorContains(t, err, says, raw)
 	}
-	k := tokensource.KubernetesOptions{APIServer: "http://127.0.0.1", HTTPClient: http.DefaultClient, Namespace: "n", ServiceAccount: "s"}
-	kubernetes := func(change func(o *tokensource.KubernetesOptions)) error {
-		o := k
-		change(&o)
-		_, err := tokensource.Kubernetes(o)
-		return err
-	}
 	second := func(_ *tokensource.Source, err error) error { return err }
 	static := tokensource.Static("a")
-	require.NoError(t, kubernetes(func(*tokensource.KubernetesOptions) {}))
 	for says, err := range map[string]error{
 		"no audience":        second(tokensource.GCE("", nil)),
 		"has a proxy":        second(tokensource.GCE("a", &tokensource.GCEOptions{HTTPClient: proxied})),
 		"set Proxy to nil":   second(tokensource.GCE("a", &tokensource.GCEOptions{HTTPClient: &http.Client{Transport: http.DefaultTransport}})),
 		"the subject is nil": second(tokensource.Exchange(nil, tokensource.ClientOptions{URL: "https://sts.example"})),
 		"neither ClientAssertion nor HTTPClient is": second(tokensource.Exchange(static, tokensource.ClientOptions{URL: "https://sts.example", ClientID: "me"})),
-		`"" is not a Namespace`:                     kubernetes(func(o *tokensource.KubernetesOptions) { o.Namespace = "" }),
-		`"a.b" is not a Namespace`:                  kubernetes(func(o *tokensource.KubernetesOptions) { o.Namespace = "a.b" }),
-		`"a/b" is not the name of a ServiceAccount`: kubernetes(func(o *tokensource.KubernetesOptions) { o.ServiceAccount = "a/b" }),
-		"an audience is empty":                      kubernetes(func(o *tokensource.KubernetesOptions) { o.Audiences = []string{"a", ""} }),
-		"Lifetime is 9m59s":                         kubernetes(func(o *tokensource.KubernetesOptions) { o.Lifetime = 10*time.Minute - time.Second }),
-		"Lifetime is -1h":                           kubernetes(func(o *tokensource.KubernetesOptions) { o.Lifetime = -time.Hour }),
-		"http is for loopback":                      kubernetes(func(o *tokensource.KubernetesOptions) { o.APIServer = "http://10.0.0.1" }),
 	} {
 		assert.ErrorContains(t, err, says)
 	}

@@ -64,7 +64,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
@@ -115,12 +115,12 @@ type CA struct {
 	conn      *caconn.Conn
 	refreshes *caconn.Conn // presents the certificate
 
-	turn chan struct{} // one request at a time: with crossed answers, the later one would be unknown
+	// turn lets one request at a time use the fields below: with crossed answers, the later one would be unknown.
+	turn      chan struct{}
+	presented string // the serial number of the last certificate presented
+	received  string // the serial number of the last certificate received
 
-	mu        sync.Mutex
-	token     func() string // a service token, in a function so that no printer shows it; nil for none
-	presented string        // the serial number of the last certificate presented
-	received  string        // the serial number of the last certificate received
+	token atomic.Pointer[func() string] // a service token, in a function so that no printer shows it; nil for none
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -201,16 +201,16 @@ func (c *CA) dial(client func(*tls.CertificateRequestInfo) (*tls.Certificate, er
 // current returns the present certificate, if it may be presented.
 func (c *CA) current() *tls.Certificate {
 	cert := caconn.Present(c.opts.Certificate)
-	if cert == nil {
-		return nil
+	if cert == nil || c.received == "" {
+		return cert
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if serial := cert.Leaf.SerialNumber.Text(16); c.received != "" && serial != c.received && serial != c.presented {
+	if s := serial(cert.Leaf); s != c.received && s != c.presented {
 		return nil // superseded
 	}
 	return cert
 }
+
+func serial(leaf *x509.Certificate) string { return leaf.SerialNumber.Text(16) }
 
 type certificateKey struct{}
 
@@ -225,12 +225,10 @@ func (c *CA) clientCertificate(asked *tls.CertificateRequestInfo) (*tls.Certific
 
 // ServiceToken returns the service token that came with the last certificate, or "" if none did. It is a secret.
 func (c *CA) ServiceToken() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.token == nil {
-		return ""
+	if token := c.token.Load(); token != nil {
+		return (*token)()
 	}
-	return c.token()
+	return ""
 }
 
 // request is the body of a registration or, without the first four fields, of a refresh.
@@ -293,7 +291,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	i := c.opts.Instance
 	var refused error
 	if cert := c.current(); cert != nil {
-		c.note(&c.presented, cert.Leaf)
+		c.presented = serial(cert.Leaf)
 		path := "/" + i.Provider.String() + "/" + i.Service.Domain + "/" + i.Service.Name + "/" + i.ID
 		c.refreshes.Reconnect() // a connection belongs to one certificate
 		chain, err := c.certify(context.WithValue(ctx, certificateKey{}, cert), c.refreshes, csr, path, r)
@@ -316,13 +314,6 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 
 const noProof = "there is neither a token nor a certificate that ZTS would take; set Token or TokenFile"
 
-// note stores the serial number of a certificate in which.
-func (c *CA) note(which *string, leaf *x509.Certificate) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	*which = leaf.SerialNumber.Text(16)
-}
-
 func (c *CA) certify(
 	ctx context.Context, conn *caconn.Conn, csr *pki.CSR, path string, r request,
 ) ([]*x509.Certificate, error) {
@@ -342,23 +333,17 @@ func (c *CA) certify(
 	if err != nil {
 		return nil, conn.Error("sign", caclient.ErrBadAnswer, err)
 	}
-	c.got(chain[0], path == "", func() string { return a.ServiceToken })
+	c.received = serial(chain[0])
+	if path == "" { // registered anew
+		c.presented = ""
+	}
+	c.token.Store(new(func() string { return a.ServiceToken }))
 	if ahead := time.Until(chain[0].NotBefore); ahead > 0 && ahead <= clockWait {
 		if err := renew.Sleep(ctx, ahead); err != nil {
 			return nil, err
 		}
 	}
 	return chain, nil
-}
-
-// got stores an answer: a certificate, whether ZTS registered the instance anew, and a service token.
-func (c *CA) got(leaf *x509.Certificate, registered bool, token func() string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.received = leaf.SerialNumber.Text(16); registered {
-		c.presented = ""
-	}
-	c.token = token
 }
 
 // clockWait is how far this machine's clock may be behind that of ZTS, which does not backdate certificates.

@@ -77,13 +77,12 @@ func (c *client) restart() {
 func (c *client) get() (*pki.Credential, error) {
 	c.t.Helper()
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(c.t)
-	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: c.opts.Instance.Service.String(), SANs: c.zts.Expectation().Names()})
-	require.NoError(c.t, err)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{CommonName: c.opts.Instance.Service.String(), SANs: c.zts.Expectation().Names()}))(c.t)
 	chain, err := c.Sign(c.t.Context(), csr, 0)
 	if err != nil {
 		return nil, err
 	}
-	require.NoError(c.t, caclient.Check(chain, csr, c.zts.Expectation(), c.ca.Bundle(), time.Now()))
+	require.NoError(c.t, cafake.Check(chain, csr, c.zts.Expectation(), c.ca.Bundle()))
 	return must.Get(pki.NewCredential(chain, key))(c.t), nil
 }
 
@@ -288,10 +287,8 @@ func TestCertificateOfTheMoment(t *testing.T) {
 	}
 	for _, edit := range []func(*x509.Certificate){expired, ahead} {
 		chain, key := c.ca.Certificate("/x", edit)
-		var err error
 		c.current = must.Get(pki.NewCredential(chain, key))(t)
-		_, err = c.get()
-		require.NoError(t, err, "the token is used")
+		require.NoError(t, must.Err(c.get()), "the token is used")
 	}
 	for _, cert := range []*tls.Certificate{{}, {Certificate: [][]byte{{1}}}} {
 		c.opts.Certificate = func() *tls.Certificate { return cert }
@@ -333,8 +330,7 @@ func TestClockBehind(t *testing.T) {
 		x.NotBefore, x.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
 	})
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: c.opts.Instance.Service.String(), SANs: c.zts.Expectation().Names()})
-	require.NoError(t, err)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{CommonName: c.opts.Instance.Service.String(), SANs: c.zts.Expectation().Names()}))(t)
 	begun := time.Now()
 	require.NoError(t, must.Err(c.Sign(t.Context(), csr, 0)), "the caller says what is wrong with it")
 	assert.Less(t, time.Since(begun), time.Minute, "there is no end to wait for")
@@ -383,8 +379,7 @@ func TestWire(t *testing.T) {
 	in := must.Get(c.opts.Instance.Service.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "media-sports"))(t)
 	c.restart()
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: "media.sports.frontend", SANs: c.zts.Expectation().Names()})
-	require.NoError(t, err)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{CommonName: "media.sports.frontend", SANs: c.zts.Expectation().Names()}))(t)
 	for lifetime, minutes := range map[time.Duration]any{0: nil, time.Second: 1.0, time.Minute: 1.0, 90*time.Minute + time.Second: 90.0, 30 * 24 * time.Hour: 43200.0} {
 		must.Get(c.Sign(t.Context(), csr, lifetime))(t)
 		assert.Equal(t, "POST /zts/v1/instance", path)
@@ -525,8 +520,7 @@ func TestManager(t *testing.T) {
 			return nil
 		}})
 		require.NoError(t, err)
-		m, err = secretcache.New(secretcache.Config{Expect: zts.Expectation(), CommonName: instance.Service.String(), CA: client})
-		require.NoError(t, err)
+		m = must.Get(secretcache.New(secretcache.Config{Expect: zts.Expectation(), CommonName: instance.Service.String(), CA: client}))(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		done := make(chan error, 1)
@@ -678,8 +672,7 @@ func TestZTSRules(t *testing.T) {
 	}
 
 	remove := func(client *http.Client) int {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, c.zts.Endpoint().URL+"/zts/v1/instance"+path, nil)
-		require.NoError(t, err)
+		r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodDelete, c.zts.Endpoint().URL+"/zts/v1/instance"+path, nil))(t)
 		answer := must.Get(client.Do(r))(t)
 		answer.Body.Close()
 		return answer.StatusCode
@@ -763,8 +756,7 @@ func FuzzAnswer(f *testing.F) {
 	c.opts.URL, c.opts.HTTPClient = fake.URL, fake.Client()
 	c.restart()
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(f)
-	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: "media.sports.frontend", SANs: c.zts.Expectation().Names()})
-	require.NoError(f, err)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{CommonName: "media.sports.frontend", SANs: c.zts.Expectation().Names()}))(f)
 	other := string(pki.MarshalCertificatesPEM(c.ca.Root()))
 	for _, v := range []any{map[string]any{"x509Certificate": other}, map[string]any{"x509Certificate": other, "x509CertificateSigner": other}, "x", nil, []int{1}} {
 		data := must.Get(json.Marshal(v))(f)
@@ -802,8 +794,7 @@ func TestIssuerBySignature(t *testing.T) {
 			c.opts.URL, c.opts.HTTPClient = fake.URL, fake.Client()
 			c.opts.Token = func(context.Context) (string, error) { return "attested", nil }
 			c.restart()
-			chain, err := c.Sign(t.Context(), csr, time.Hour)
-			require.NoError(t, err, name)
+			chain := must.Get(c.Sign(t.Context(), csr, time.Hour))(t, name)
 			require.Len(t, chain, 2, name)
 			require.NoError(t, chain[0].CheckSignatureFrom(chain[1]), name)
 			require.True(t, time.Now().Before(chain[1].NotAfter), name)

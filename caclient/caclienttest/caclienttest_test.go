@@ -124,8 +124,7 @@ func TestInMemory(t *testing.T) {
 		for i, fault := range []func(){f.Deny, f.Garble, f.Drop, f.Hang} {
 			fault()
 			time.Sleep(25 * time.Minute)
-			svid, err := m.SVID()
-			require.NoError(t, err, "fault %d", i)
+			svid := must.Get(m.SVID())(t, "fault %d", i)
 			f.Mend()
 			left := time.Until(svid.NotAfter())
 			if left < 30*time.Minute {

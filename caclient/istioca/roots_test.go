@@ -406,8 +406,7 @@ func TestRenewal(t *testing.T) {
 		for _, path := range []string{"/a", "/b"} {
 			c, err := caclient.New(newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: "http://ca.test", HTTPClient: client, AllowPlaintext: true, Token: cafake.Give(path)}}), nil)
 			require.NoError(t, err)
-			m, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID(domain.ID().String() + path), CA: c})
-			require.NoError(t, err)
+			m := must.Get(secretcache.New(secretcache.Config{ID: spiffe.MustParseID(domain.ID().String() + path), CA: c}))(t)
 			wg.Go(func() { _ = m.Run(ctx) })
 			managers = append(managers, m)
 		}
@@ -417,8 +416,7 @@ func TestRenewal(t *testing.T) {
 				peer, err := managers[1-i].SVID()
 				require.NoError(t, err)
 				v := must.Get(spiffe.NewVerifier(m, spiffe.AllowMembersOf(domain), nil))(t)
-				_, err = v.VerifyChain(peer.Chain(), spiffe.AnyRole)
-				require.NoError(t, err, "%s at %v", m, time.Now())
+				require.NoError(t, must.Err(v.VerifyChain(peer.Chain(), spiffe.AnyRole)), "%s at %v", m, time.Now())
 			}
 		}
 		serials := map[string]bool{}
@@ -490,8 +488,7 @@ func TestIntermediateLast(t *testing.T) {
 		require.NoError(t, os.WriteFile(file, root.MarshalPEM(), 0o600))
 		url, client := listen(t, texts(answer...))
 		c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, TrustDomain: td, RootsFile: file, HTTPClient: client, Token: cafake.Give("t")}})
-		chain, err := c.Sign(t.Context(), csr, time.Hour)
-		require.NoError(t, err, name)
+		chain := must.Get(c.Sign(t.Context(), csr, time.Hour))(t, name)
 		require.Equal(t, leaf+intermediate, pem(chain...), name)
 		v := must.Get(spiffe.NewVerifier(root, spiffe.AllowMembersOf(td), nil))(t)
 		require.NoError(t, must.Err(v.VerifyChain(chain, spiffe.AnyRole)), name)

@@ -22,9 +22,9 @@
 // # What it promises
 //
 // The token goes only to the mesh's certifier. Before the client sends it, the server has proven in a TLS handshake
-// that one of its names is [linkerdname.Mesh.Certifier], with a chain to the trust anchors. On a connection that is
-// kept, the chain must still lead to the current trust anchors. The host in the URL and a wildcard in a certificate
-// prove nothing. The connection is TLS 1.3 without ALPN, like Linkerd's.
+// that one of its names is [linkerdname.Mesh.Certifier], with a chain to the trust anchors. The host in the URL and a
+// wildcard in a certificate prove nothing. Each call makes a connection. The
+// connection is TLS 1.3 without ALPN, like Linkerd's.
 //
 // The token is read again for each call. It is sent in the request body, as the API requires. No error and no log
 // record contains it.
@@ -53,7 +53,6 @@ import (
 	"iter"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
@@ -95,10 +94,6 @@ type CA struct {
 	rpc  *grpchttp.Client
 
 	endpoint caclient.Endpoint
-	want     pki.Expectation // of the certifier
-
-	mu    sync.Mutex
-	shown []*x509.Certificate // presented by the certifier in the last handshake; nil before one
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -129,7 +124,7 @@ func New(o Options) (*CA, error) {
 
 // tls returns the configuration for connections to the certifier.
 func (c *CA) tls(certifier string) func(context.Context) (*tls.Config, error) {
-	c.want = pki.ExpectLeaf(c.endpoint.TrustDomain, "the certifier "+certifier, nil,
+	want := pki.ExpectLeaf(c.endpoint.TrustDomain, "the certifier "+certifier, nil,
 		func(leaf *x509.Certificate) error {
 			if !slices.Contains(leaf.DNSNames, certifier) {
 				return fmt.Errorf("it is for %.300q, and not the certifier %q", leaf.DNSNames, certifier)
@@ -137,62 +132,28 @@ func (c *CA) tls(certifier string) func(context.Context) (*tls.Config, error) {
 			return nil
 		})
 	return func(context.Context) (*tls.Config, error) {
-		anchors, err := c.anchors()
-		if err != nil {
-			return nil, err
+		anchors := c.endpoint.Roots
+		if c.endpoint.RootsFile != "" {
+			b, err := caconn.ReadBundle(c.endpoint.TrustDomain, c.endpoint.RootsFile)
+			if err != nil {
+				return nil, err
+			}
+			anchors = b
 		}
 		return &tls.Config{
 			MinVersion:         tls.VersionTLS13,
 			ServerName:         certifier,
 			InsecureSkipVerify: true, // VerifyConnection verifies a name that no host may have
 			VerifyConnection: func(state tls.ConnectionState) error {
-				_, err := c.want.Verify(state.PeerCertificates, anchors, spiffe.ServerRole, time.Now())
+				_, err := want.Verify(state.PeerCertificates, anchors, spiffe.ServerRole, time.Now())
 				if err != nil {
 					return &tls.CertificateVerificationError{UnverifiedCertificates: state.PeerCertificates,
 						Err: fmt.Errorf("the server's certificate: %w", err)}
 				}
-				c.mu.Lock()
-				defer c.mu.Unlock()
-				c.shown = state.PeerCertificates
 				return nil
 			},
 		}, nil
 	}
-}
-
-func (c *CA) anchors() (spiffe.BundleSource, error) {
-	if c.endpoint.RootsFile == "" {
-		return c.endpoint.Roots, nil
-	}
-	return caconn.ReadBundle(c.endpoint.TrustDomain, c.endpoint.RootsFile)
-}
-
-// distrust closes the connection if its certifier would not be accepted now: its certificate has expired, or does not
-// chain to the trust anchors any more. If the anchors cannot be read, the connection stays.
-func (c *CA) distrust() {
-	c.mu.Lock()
-	shown := c.shown
-	c.mu.Unlock()
-	if shown == nil {
-		return
-	}
-	anchors, err := c.anchors()
-	if err == nil {
-		_, err = anchors.Bundle(c.endpoint.TrustDomain)
-	}
-	if err != nil {
-		return
-	}
-	if _, err := c.want.Verify(shown, anchors, spiffe.ServerRole, time.Now()); err != nil {
-		c.conn.Close()
-	}
-}
-
-// Close closes the connections to the certifier that the CA has made, which ends running calls. The owner of an
-// HTTPClient closes that client's connections. Later calls make a new connection. The error is always nil.
-func (c *CA) Close() error {
-	c.conn.Close()
-	return nil
 }
 
 // FetchBundles implements [caclient.CA]. It returns one bundle with all known roots of the trust domain, and calls the
@@ -231,7 +192,6 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	if err != nil {
 		return nil, c.conn.Error("sign", caclient.ErrInvalid, err)
 	}
-	c.distrust()
 	c.conn.Begin()
 	response, err := c.rpc.Unary(ctx, method, nil, request)
 	if err != nil {

@@ -8,13 +8,11 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -168,9 +166,7 @@ func (s *server) client(t testing.TB, edit ...func(*linkerd.Options)) *linkerd.C
 	for _, e := range edit {
 		e(&o)
 	}
-	c := must.Get(linkerd.New(o))(t)
-	t.Cleanup(func() { _ = c.Close() }) // before the server ends, which would wait a second for the connection
-	return c
+	return must.Get(linkerd.New(o))(t)
 }
 
 func (s *server) seen() []request {
@@ -195,7 +191,7 @@ func TestWire(t *testing.T) {
 	c := s.client(t)
 	csr := newCSR(t, pki.DNSSAN(web))
 	chain := must.Get(c.Sign(t.Context(), csr, time.Hour))(t)
-	assert.NoError(t, caclient.Check(chain, csr, pki.ExpectDNSName(td, web), s.ca.Bundle(), time.Now()))
+	assert.NoError(t, cafake.Check(chain, csr, pki.ExpectDNSName(td, web), s.ca.Bundle()))
 	assert.Equal(t, []request{{web, secret, csr.DER()}}, s.seen())
 
 	s.mu.Lock()
@@ -334,8 +330,7 @@ func TestResponses(t *testing.T) {
 		"with a fraction":          at(end.Add(999 * time.Millisecond)),
 		"a field that nobody asks": append(at(end), 0x22, 1, 'x'),
 	} {
-		got, err := linkerd.ReadResponse(message, now)
-		require.NoError(t, err, name)
+		got := must.Get(linkerd.ReadResponse(message, now))(t, name)
 		assert.Equal(t, chain, got, name)
 	}
 	for _, tt := range []struct {
@@ -502,8 +497,7 @@ func TestAnchorsChange(t *testing.T) {
 	set := must.Get(c.FetchBundles(t.Context()))(t)
 	assert.True(t, must.Get(set.Bundle(td))(t).Equal(mustBundle(t, s.ca)))
 	require.NoError(t, os.Remove(name))
-	set, err = c.FetchBundles(t.Context())
-	require.NoError(t, err, "what is known stays")
+	set = must.Get(c.FetchBundles(t.Context()))(t, "what is known stays")
 	assert.NotNil(t, set)
 	_, err = s.client(t, func(o *linkerd.Options) { o.Roots, o.RootsFile = nil, name }).FetchBundles(t.Context())
 	requireKind(t, err, caclient.ErrUnavailable)
@@ -538,15 +532,14 @@ func TestPlaintext(t *testing.T) {
 		o.HTTPClient = client
 		c, err := linkerd.New(o)
 		require.NoError(t, err)
-		defer c.Close()
 		_, err = c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
 		requireKind(t, err, caclient.ErrUnavailable)
 		assert.Equal(t, "HTTP/2.0", <-asked)
 	}
 }
 
-// A connection that is kept gets no token once its server would not be accepted any more: with its root gone from the trust
-// anchors, or its certificate expired.
+// A server gets no token once it would not be accepted any more: with its root gone from the trust anchors, or its
+// certificate expired.
 func TestDistrust(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
@@ -561,8 +554,6 @@ func TestDistrust(t *testing.T) {
 	c := s.client(t, func(o *linkerd.Options) { o.Roots, o.RootsFile = nil, file })
 	sign := func() error { return must.Err(c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)) }
 	require.NoError(t, sign())
-	require.NoError(t, os.Remove(file))
-	require.NoError(t, sign(), "the connection was good, and nothing else is known")
 	require.NoError(t, os.WriteFile(file, spiffetest.NewCA(t, "cluster.local").Bundle().MarshalPEM(), 0o600))
 	n := len(s.seen())
 	err := sign()
@@ -586,84 +577,6 @@ func TestDistrust(t *testing.T) {
 	time.Sleep(time.Until(end.Add(time.Millisecond)))
 	requireKind(t, sign(), caclient.ErrUnavailable)
 	assert.Len(t, old.seen(), 1)
-}
-
-// Close ends the connections that are kept, and calls that are under way; a later call makes a new one.
-func TestClose(t *testing.T) {
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "cluster.local")
-	through := caclienttest.NewLinkerd(t, ca, "/ns/emojivoto/sa/web").Endpoint()
-	asked, hang := make(chan struct{}, 10), make(chan struct{})
-	var open atomic.Int64
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked <- struct{}{}
-		select {
-		case <-hang:
-		case <-r.Context().Done():
-		}
-		w.Header().Set("Content-Type", "application/grpc")
-		w.Header().Set("Grpc-Status", "14")
-	}))
-	s.Config.Protocols = new(http.Protocols)
-	s.Config.Protocols.SetUnencryptedHTTP2(true)
-	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
-		switch state {
-		case http.StateNew:
-			open.Add(1)
-		case http.StateClosed:
-			open.Add(-1)
-		}
-	}
-	s.Start()
-	defer s.Close()
-	c, err := linkerd.New(linkerd.Options{Mesh: mesh, Endpoint: caclient.Endpoint{
-		URL: s.URL, TrustDomain: td, Roots: through.Roots, Token: through.Token, AllowPlaintext: true,
-	}})
-	require.NoError(t, err)
-	require.NoError(t, c.Close(), "before any")
-	none := func() bool { return open.Load() == 0 }
-	failed := make(chan error, 1)
-	short, stop := context.WithTimeout(t.Context(), 10*time.Second)
-	defer stop()
-	go func() {
-		_, err := c.Sign(short, newCSR(t, pki.DNSSAN(web)), 0)
-		failed <- err
-	}()
-	<-asked
-	require.NoError(t, c.Close())
-	requireKind(t, <-failed, caclient.ErrUnavailable)
-	require.Eventually(t, none, 5*time.Second, 10*time.Millisecond)
-
-	// One whose caller has gone.
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() {
-		_, err := c.Sign(ctx, newCSR(t, pki.DNSSAN(web)), 0)
-		failed <- err
-	}()
-	<-asked
-	cancel()
-	require.ErrorIs(t, <-failed, context.Canceled)
-	require.NoError(t, c.Close())
-	require.Eventually(t, none, 5*time.Second, 10*time.Millisecond)
-
-	close(hang)
-	_, err = c.Sign(t.Context(), newCSR(t, pki.DNSSAN(web)), 0)
-	requireKind(t, err, caclient.ErrUnavailable)
-	require.EqualValues(t, 1, open.Load(), "it is kept")
-	require.NoError(t, c.Close())
-	require.Eventually(t, none, 5*time.Second, 10*time.Millisecond)
-}
-
-// A call that follows a Close at once does not find the connection that was closed.
-func TestCloseAndSign(t *testing.T) {
-	t.Parallel()
-	s := serve(t, nil, good)
-	c := s.client(t)
-	csr := newCSR(t, pki.DNSSAN(web))
-	for range 200 {
-		must.Get(c.Sign(t.Context(), csr, 0))(t)
-		require.NoError(t, c.Close())
-	}
 }
 
 func TestNewRefuses(t *testing.T) {

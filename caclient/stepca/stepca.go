@@ -56,7 +56,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
@@ -93,8 +93,7 @@ type CA struct {
 	renewals    *caconn.Conn // presents the certificate
 	unverified  *caconn.Conn // for the root with the fingerprint
 
-	mu   sync.Mutex
-	root *x509.Certificate // with the fingerprint; nil before it was fetched
+	root atomic.Pointer[x509.Certificate] // with the fingerprint; nil before it was fetched
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -127,36 +126,34 @@ func (o *Options) check() error {
 	return nil
 }
 
-// connect makes the connections, each with a transport of its own.
-func (c *CA) connect() error {
-	cfg := caconn.Config{Name: "stepca", Endpoint: c.opts.Endpoint, TLS: c.tls(nil), Roots: c.fetchRoots}
-	var err error
-	if c.conn, err = caconn.New(cfg); err != nil {
+// connect makes the connections. A workload calls seldom, so none is kept.
+func (c *CA) connect() (err error) {
+	if c.conn, err = c.dial(c.tls(nil), nil); err != nil {
 		return err
 	}
 	c.redacted = c.conn.Text()
-	c.renewals, c.unverified = c.conn, c.conn
-	if c.opts.HTTPClient != nil {
-		return nil
-	}
-	cfg.TLS = c.tls(c.clientCertificate)
-	cfg.Endpoint.HTTPClient = caconn.OneCall(cfg.TLS, c.clientCertificate)
-	if c.renewals, err = caconn.New(cfg); err != nil || len(c.fingerprint) == 0 {
+	if c.renewals, err = c.dial(c.tls(c.clientCertificate), c.clientCertificate); err != nil {
 		return err
 	}
-	cfg.TLS = func(context.Context) (*tls.Config, error) {
+	c.unverified, err = c.dial(func(context.Context) (*tls.Config, error) {
 		// The SHA-256 of the certificate is known, and checked later.
 		return &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true}, nil
-	}
-	cfg.Endpoint.HTTPClient = caconn.OneCall(cfg.TLS, nil)
-	c.unverified, err = caconn.New(cfg)
+	}, nil)
 	return err
 }
 
+type getCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error)
+
+func (c *CA) dial(config func(context.Context) (*tls.Config, error), client getCertificate) (*caconn.Conn, error) {
+	cfg := caconn.Config{Name: "stepca", Endpoint: c.opts.Endpoint, Roots: c.fetchRoots}
+	if c.opts.HTTPClient == nil {
+		cfg.Endpoint.HTTPClient = caconn.OneCall(config, client)
+	}
+	return caconn.New(cfg)
+}
+
 // tls returns the configuration for connections; nil for one that trusts the roots of the host.
-func (c *CA) tls(
-	client func(*tls.CertificateRequestInfo) (*tls.Certificate, error),
-) func(context.Context) (*tls.Config, error) {
+func (c *CA) tls(client getCertificate) func(context.Context) (*tls.Config, error) {
 	if c.opts.Roots == nil && c.opts.RootsFile == "" && len(c.fingerprint) == 0 {
 		return nil
 	}
@@ -169,15 +166,8 @@ func (c *CA) tls(
 
 // pool returns the roots that vouch for the server.
 func (c *CA) pool(ctx context.Context) (*x509.CertPool, error) {
-	switch {
-	case c.opts.RootsFile != "":
-		b, err := caconn.ReadBundle(c.opts.TrustDomain, c.opts.RootsFile)
-		if err != nil {
-			return nil, err
-		}
-		return b.CertPool(), nil
-	case c.opts.Roots != nil:
-		b, err := c.opts.Roots.Bundle(c.opts.TrustDomain)
+	if len(c.fingerprint) == 0 {
+		b, err := c.conn.Source(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -197,10 +187,7 @@ func (c *CA) pool(ctx context.Context) (*x509.CertPool, error) {
 
 // pinned returns the root with the fingerprint.
 func (c *CA) pinned(ctx context.Context) (*x509.Certificate, error) {
-	c.mu.Lock()
-	root := c.root
-	c.mu.Unlock()
-	if root != nil {
+	if root := c.root.Load(); root != nil {
 		return root, nil
 	}
 	const op = "fetch bundles"
@@ -221,9 +208,7 @@ func (c *CA) pinned(ctx context.Context) (*x509.Certificate, error) {
 			"the server has a root with the fingerprint %x, and not the one in Options: "+
 				"it is not this CA, or the root was replaced", sum))
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.root = certs[0]
+	c.root.Store(certs[0])
 	return certs[0], nil
 }
 
@@ -259,9 +244,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	}
 	var refused error
 	if c.renewable(csr) {
-		if c.renewals == c.conn { // the connections may be older than the certificate
-			c.conn.Reconnect()
-		}
+		c.renewals.Reconnect() // the connections of an HTTPClient may be older than the certificate
 		chain, err := c.certify(ctx, c.renewals, csr, "/1.0/rekey", request{CSR: string(csr.PEM())}, "")
 		if err == nil || !caconn.Refused(err) {
 			return chain, err
@@ -325,13 +308,8 @@ func (r *response) chain(csr *pki.CSR) ([]*x509.Certificate, error) {
 	if len(texts) == 0 {
 		texts = []string{r.Leaf, r.Issuer}
 	}
-	if len(texts) > maxTexts {
-		return nil, fmt.Errorf("the answer has %d certificates, the limit is %d", len(texts), maxTexts)
-	}
 	return caconn.Chain(csr, texts...)
 }
-
-const maxTexts = 16
 
 func (c *CA) fetchRoots(ctx context.Context) ([]*x509.Certificate, error) {
 	var answer struct {

@@ -18,8 +18,8 @@ func Example() {
 			TrustDomain: spiffe.MustParseTrustDomain("example.org"),
 			TokenFile:   "/var/run/secrets/tokens/vault", // projected, with the audience that the login wants
 		},
-		Role:  "web",
-		Login: vault.KubernetesLogin("", "web"),
+		Role:      "web",
+		LoginRole: "web",
 	})
 	if err != nil {
 		log.Fatal(err)

@@ -7,8 +7,8 @@
 //			TrustDomain: spiffe.MustParseTrustDomain("example.org"),
 //			TokenFile:   "/var/run/secrets/tokens/vault", // a token of the pod's service account
 //		},
-//		Role:  "web",
-//		Login: vault.KubernetesLogin("", "web"),
+//		Role:      "web",
+//		LoginRole: "web",
 //	})
 //	…
 //	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
@@ -66,6 +66,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
@@ -94,29 +95,38 @@ type Options struct {
 	// Namespace is the namespace of Vault Enterprise or OpenBao for the engine and the login, such as team-a/prod.
 	Namespace string
 
-	// Login gets a Vault token. The zero Login gets none: then the token of the Endpoint is a Vault token, or there
-	// is none and the URL is the URL of a Vault Proxy, which adds its own.
-	Login Login
+	// LoginRole is a role of the auth method kubernetes, or jwt, which takes the token of the Endpoint, a Kubernetes
+	// service account's, for a Vault token. The client uses it until a third of its lease is left, then logs in again;
+	// if that fails, the token stays in use until its end. If Vault refuses it earlier, the client logs in again at
+	// once and repeats the call. Empty means no login: the token of the Endpoint is a Vault token, or there is none
+	// and the URL is the URL of a Vault Proxy, which adds its own.
+	LoginRole string
+
+	// LoginMount is the path of the auth method; empty means "kubernetes".
+	LoginMount string
 }
 
 // CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never
 // prints a token or a key.
 type CA struct {
 	redacted
-	conn  *caconn.Conn
-	login Login
-	mount string // /v1/MOUNT
-	role  string
-	space string
-	session
+	conn                  *caconn.Conn
+	mount                 string // /v1/MOUNT
+	role                  string
+	space                 string
+	loginRole, loginMount string
+
+	session atomic.Pointer[session] // nil before a login, and after Vault has refused its token
+	turn    chan struct{}           // held by the call that logs in
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
-	c := &CA{login: o.Login, mount: "/v1/" + cmp.Or(strings.Trim(o.Mount, "/"), "pki"), role: o.Role,
-		space: strings.Trim(o.Namespace, "/")}
+	c := &CA{mount: "/v1/" + cmp.Or(strings.Trim(o.Mount, "/"), "pki"), role: o.Role,
+		space: strings.Trim(o.Namespace, "/"), loginRole: o.LoginRole,
+		loginMount: cmp.Or(strings.Trim(o.LoginMount, "/"), "kubernetes"), turn: make(chan struct{}, 1)}
 	conn, err := caconn.New(caconn.Config{Name: "vault", Endpoint: o.Endpoint, Roots: c.roots})
 	switch {
 	case err != nil:
@@ -126,8 +136,12 @@ func New(o Options) (*CA, error) {
 		err = errors.New("the Role has to be the name of a role of the engine")
 	case c.space != "" && !isPath(c.space):
 		err = errors.New("the Namespace is not a path, such as team-a/prod")
-	default:
-		err = c.login.check(o.Endpoint)
+	case c.loginRole != "" && !isName(c.loginRole) || !isPath(c.loginMount):
+		err = errors.New("the LoginRole is not a name, or the LoginMount not a path")
+	case c.loginRole == "" && o.LoginMount != "":
+		err = errors.New("LoginMount is set, and LoginRole is not")
+	case c.loginRole != "" && o.Token == nil && o.TokenFile == "":
+		err = errors.New("LoginRole needs Token or TokenFile, with the token of the service account")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("vault: invalid Options: %w", err)
@@ -232,15 +246,15 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 
 func (c *CA) sign(ctx context.Context, body *signRequest) (*signAnswer, error) {
 	for again := false; ; again = true {
-		token, missing, err := c.token(ctx)
+		token, used, missing, err := c.token(ctx)
 		if err != nil {
 			return nil, err
 		}
 		var answer signAnswer
 		err = c.call(ctx, caconn.Request{Op: "sign", Method: http.MethodPost, Path: c.mount + "/sign/" + c.role,
-			Body: body}, token.text, &answer)
-		if s, ok := errors.AsType[*caconn.Status](err); ok && s.Code == http.StatusForbidden && token.old && !again {
-			c.drop(token.text) // the lease may have been revoked, or Vault was restored from a backup
+			Body: body}, token, &answer)
+		if s, ok := errors.AsType[*caconn.Status](err); ok && s.Code == http.StatusForbidden && used != nil && !again {
+			c.session.CompareAndSwap(used, nil) // the lease may have been revoked, or Vault was restored from a backup
 			continue
 		}
 		caconn.ExplainMissing(err, missing)

@@ -62,7 +62,8 @@ func (p *proxy) configureApp() error {
 	p.app = appProbes{host: getenv(p.environ, "INSTANCE_IP"), statusPort: fmt.Sprint(":", p.cfg.Envoy.StatusPort)}
 	loopback := false
 	for name, into := range map[string]any{
-		"ISTIO_KUBE_APP_PROBERS": &p.app.probers, "ISTIO_PROMETHEUS_ANNOTATIONS": &app, "REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION": &loopback,
+		"ISTIO_KUBE_APP_PROBERS": &p.app.probers, "ISTIO_PROMETHEUS_ANNOTATIONS": &app,
+		"REWRITE_PROBE_LEGACY_LOCALHOST_DESTINATION": &loopback,
 	} {
 		if err := json.Unmarshal([]byte(cmp.Or(getenv(p.environ, name), "null")), into); err != nil {
 			return program.Misused("environment variable %s: set it to JSON, as the injector writes it: %w", name, err)
@@ -87,9 +88,11 @@ func (p *proxy) configureApp() error {
 	}
 	for _, t := range app.Targets {
 		if ":"+strings.TrimLeft(t.Port, "0") == p.app.statusPort {
-			return program.Misused("environment variable ISTIO_PROMETHEUS_ANNOTATIONS: port %s is that of the agent; prometheus.io/port has to be the application's", t.Port)
+			return program.Misused("environment variable ISTIO_PROMETHEUS_ANNOTATIONS: port %s is that of the "+
+				"agent; prometheus.io/port has to be the application's", t.Port)
 		}
-		p.pages = append(p.pages, "http://localhost:"+cmp.Or(t.Port, "80")+"/"+strings.TrimPrefix(cmp.Or(t.Path, "/metrics"), "/"))
+		path := strings.TrimPrefix(cmp.Or(t.Path, "/metrics"), "/")
+		p.pages = append(p.pages, "http://localhost:"+cmp.Or(t.Port, "80")+"/"+path)
 	}
 	return nil
 }
@@ -123,7 +126,8 @@ func (p *proxy) serveMetrics(agent http.Handler) http.Handler {
 			}
 		}
 		w.Header().Set("Retry-After", "1")
-		http.Error(w, "another request for the metrics is being answered; try again when it has ended", http.StatusServiceUnavailable)
+		http.Error(w, "another request for the metrics is being answered; try again when it has ended",
+			http.StatusServiceUnavailable)
 	})
 }
 
@@ -173,7 +177,8 @@ func (a *appProbes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var err error
 	switch {
 	case p.HTTPGet != nil:
-		url := strings.ToLower(cmp.Or(p.HTTPGet.Scheme, "http")) + "://" + address(p.HTTPGet.Port) + "/" + strings.TrimPrefix(p.HTTPGet.Path, "/")
+		url := strings.ToLower(cmp.Or(p.HTTPGet.Scheme, "http")) + "://" + address(p.HTTPGet.Port) + "/" +
+			strings.TrimPrefix(p.HTTPGet.Path, "/")
 		err = a.forward(w, r.WithContext(ctx), url, p)
 	case p.GRPC != nil:
 		err = a.check(ctx, address(p.GRPC.Port), p.GRPC.Service)
@@ -198,7 +203,8 @@ func (a *appProbes) forward(w http.ResponseWriter, r *http.Request, url string, 
 	out.Header = r.Header.Clone()
 	maps.DeleteFunc(out.Header, func(name string, _ []string) bool {
 		name = strings.ToLower(name)
-		return strings.HasPrefix(name, "l5d-") || strings.HasPrefix(name, "x-envoy-") || strings.HasSuffix(name, "authorization") || name == "x-forwarded-client-cert"
+		return strings.HasPrefix(name, "l5d-") || strings.HasPrefix(name, "x-envoy-") ||
+			strings.HasSuffix(name, "authorization") || name == "x-forwarded-client-cert"
 	})
 	for _, h := range p.HTTPGet.HTTPHeaders {
 		out.Header.Del(h.Name)
@@ -234,7 +240,8 @@ func (a *appProbes) check(ctx context.Context, address, service string) error {
 	defer transport.CloseIdleConnections()
 	message := append(binary.AppendUvarint([]byte{0x0a}, uint64(len(service))), service...)
 	body := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...)
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+"/grpc.health.v1.Health/Check", bytes.NewReader(body))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+"/grpc.health.v1.Health/Check",
+		bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
@@ -247,7 +254,8 @@ func (a *appProbes) check(ctx context.Context, address, service string) error {
 	defer resp.Body.Close()
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
 	if err == nil && string(answer) != "\x00\x00\x00\x00\x02\x08\x01" {
-		err = errors.New("the application does not serve (grpc-status " + cmp.Or(resp.Trailer.Get("Grpc-Status"), resp.Header.Get("Grpc-Status"), "none") + ")")
+		status := cmp.Or(resp.Trailer.Get("Grpc-Status"), resp.Header.Get("Grpc-Status"), "none")
+		err = errors.New("the application does not serve (grpc-status " + status + ")")
 	}
 	return err
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/examples/internal/devtoken"
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -97,14 +98,15 @@ func (d *demonstration) start() error {
 // demonstration's directory.
 func (d *demonstration) startCA() (address, roots string, err error) {
 	authority, err := ca.New(ca.Config{
-		TrustDomain: demoDomain, DefaultTTL: d.lifetime, MaxTTL: d.lifetime, Backdate: time.Second, RefreshHint: time.Second,
-		Rotation: ca.Rotation{Propagation: d.lifetime}, // agents learn of a new root when they renew
+		TrustDomain: demoDomain, DefaultTTL: d.lifetime, MaxTTL: d.lifetime, Backdate: time.Second,
+		RefreshHint: time.Second,
+		Rotation:    ca.Rotation{Propagation: d.lifetime}, // agents learn of a new root when they renew
 	})
 	if err != nil {
 		return "", "", err
 	}
 	file := filepath.Join(d.dir, "token-secret")
-	tokens, err := caserver.NewInsecureTokens(demoDomain, file)
+	tokens, err := devtoken.New(demoDomain, file)
 	if err != nil {
 		return "", "", err
 	}
@@ -175,8 +177,10 @@ func (d *demonstration) startWorkload(name, address, roots string) (src *filesou
 		return nil, nil, err
 	}
 	environ := []string{
-		"TRUST_DOMAIN=" + demoDomain.String(), "POD_NAMESPACE=demo", "SERVICE_ACCOUNT=" + name, "CA_ADDR=" + address, "CA_ROOT_CA=" + roots,
-		"OUTPUT_CERTS=output", "SECRET_TTL=" + d.lifetime.String(), "SECRET_GRACE_PERIOD_RATIO=0.75", "SECRET_GRACE_PERIOD_RATIO_JITTER=0.1", "ECC_SIGNATURE_ALGORITHM=ECDSA",
+		"TRUST_DOMAIN=" + demoDomain.String(), "POD_NAMESPACE=demo", "SERVICE_ACCOUNT=" + name,
+		"CA_ADDR=" + address, "CA_ROOT_CA=" + roots,
+		"OUTPUT_CERTS=output", "SECRET_TTL=" + d.lifetime.String(), "SECRET_GRACE_PERIOD_RATIO=0.75",
+		"SECRET_GRACE_PERIOD_RATIO_JITTER=0.1", "ECC_SIGNATURE_ALGORITHM=ECDSA",
 		"PROXY_XDS_VIA_AGENT=false", "MINIMUM_DRAIN_DURATION=0s",
 	}
 	d.say("%s: its agent has %s", name, strings.Join(environ, " "))
@@ -238,7 +242,8 @@ func (d *demonstration) startWorkload(name, address, roots string) (src *filesou
 					d.rotations.Add(1)
 				}
 				serial = svid.Leaf().SerialNumber.Text(16)
-				d.say("%s: has %s, certificate %.8s… until %s", name, svid.ID(), serial, svid.NotAfter().UTC().Format("15:04:05Z"))
+				d.say("%s: has %s, certificate %.8s… until %s", name, svid.ID(), serial,
+					svid.NotAfter().UTC().Format("15:04:05Z"))
 			}
 			select {
 			case <-changed:
@@ -282,11 +287,12 @@ func (d *demonstration) startTraffic(web, db *filesource.Source) error {
 	if err != nil {
 		return err
 	}
-	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if peer, ok := spiffetls.PeerFromContext(r.Context()); ok {
-			fmt.Fprintf(w, "hello %s", peer.ID())
-		}
-	})}
+	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if peer, ok := spiffetls.PeerFromContext(r.Context()); ok {
+				fmt.Fprintf(w, "hello %s", peer.ID())
+			}
+		})}
 	serving, err := spiffetls.New(spiffetls.Config{Self: db, Peers: db, Allow: spiffe.AllowIDs(caller)})
 	if err != nil {
 		return err

@@ -37,11 +37,13 @@ func development(cfg istioagent.Config, environ []string) (istioagent.Config, er
 	}
 	text, err := os.ReadFile(filepath.Join(dir, "agent.env"))
 	if err != nil && !named {
-		return cfg, program.Misused("POD_NAMESPACE and SERVICE_ACCOUNT are the identity to ask for, and CA_ADDR is where: set them, or first start examples/ca in its development mode on this machine")
+		return cfg, program.Misused("POD_NAMESPACE and SERVICE_ACCOUNT are the identity to ask for, and CA_ADDR is " +
+			"where: set them, or first start examples/ca in its development mode on this machine")
 	}
 	secret, notSecret := os.ReadFile(filepath.Join(dir, "token-secret"))
 	if err := errors.Join(err, notSecret); err != nil {
-		return cfg, fmt.Errorf("%s: %w; it is the folder that examples/ca prints in development mode", developmentFolder, err)
+		return cfg, fmt.Errorf("%s: %w; it is the folder that examples/ca prints in development mode",
+			developmentFolder, err)
 	}
 	var variables []string
 	for line := range strings.Lines(string(text)) {
@@ -59,17 +61,20 @@ func development(cfg istioagent.Config, environ []string) (istioagent.Config, er
 	found.Root, found.Logger, found.AllowFiles = cfg.Root, cfg.Logger, cfg.AllowFiles
 	name := getenv(environ, "POD_NAMESPACE") + "/" + getenv(environ, "SERVICE_ACCOUNT")
 	if found.Root == "" { // socket paths must be short, and directories of other users are refused
-		found.Root = filepath.Join(cmp.Or(os.Getenv("XDG_RUNTIME_DIR"), os.TempDir()), fmt.Sprintf("svidkit-agent-%d", os.Getuid()), strings.ReplaceAll(name, "/", "."))
+		found.Root = filepath.Join(cmp.Or(os.Getenv("XDG_RUNTIME_DIR"), os.TempDir()),
+			fmt.Sprintf("svidkit-agent-%d", os.Getuid()), strings.ReplaceAll(name, "/", "."))
 	}
 	found.TokenFile = filepath.Join(dir, "token."+strings.ReplaceAll(name, "/", "."))
 	// The new file must have the right mode.
 	if err := os.Remove(found.TokenFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return cfg, err
 	}
-	if err := os.WriteFile(found.TokenFile, fmt.Appendf(nil, "%s.%s", strings.TrimSpace(string(secret)), name), 0o600); err != nil {
+	token := fmt.Appendf(nil, "%s.%s", strings.TrimSpace(string(secret)), name)
+	if err := os.WriteFile(found.TokenFile, token, 0o600); err != nil {
 		return cfg, err
 	}
-	cfg.Logger.Info("agent: development: the identity is from a CA on this machine, and proves nothing", "ca", dir, "identity", name, "root", found.Root)
+	cfg.Logger.Info("agent: development: the identity is from a CA on this machine, and proves nothing", "ca", dir,
+		"identity", name, "root", found.Root)
 	return found, nil
 }
 

@@ -37,7 +37,9 @@ import (
 var manifest string
 
 func main() {
-	program.Main("agent", func(ctx context.Context) error { return run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr) })
+	program.Main("agent", func(ctx context.Context) error {
+		return run(ctx, os.Args[1:], os.Environ(), os.Stdout, os.Stderr)
+	})
 }
 
 // options are the flags: settings that Istio's agent has no environment variable for.
@@ -52,9 +54,12 @@ type options struct {
 func run(ctx context.Context, args, environ []string, out, errOut io.Writer) (err error) {
 	var o options
 	flags := flag.NewFlagSet("agent", flag.ContinueOnError)
-	flags.StringVar(&o.admin, "admin", "127.0.0.1:15020", "`address` of the status page, health and metrics; empty: none")
-	flags.StringVar(&o.root, "root", "", "`folder` to which relative paths are relative, those of the variables too (default: the working folder)")
-	flags.Func("allow-files", "`file or folder` that Envoy may name as file-cert: and file-root:, beside those that it may anyway; may be repeated", func(name string) error {
+	flags.StringVar(&o.admin, "admin", "127.0.0.1:15020",
+		"`address` of the status page, health and metrics; empty: none")
+	flags.StringVar(&o.root, "root", "", "`folder` to which relative paths are relative, those of the variables "+
+		"too (default: the working folder)")
+	flags.Func("allow-files", "`file or folder` that Envoy may name as file-cert: and file-root:, beside those "+
+		"that it may anyway; may be repeated", func(name string) error {
 		if name == "" {
 			return errors.New("a file or a folder is needed")
 		}
@@ -62,12 +67,14 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) (er
 		return nil
 	})
 	flags.BoolVar(&o.bootstrap, "bootstrap", false, "write a configuration for an Envoy to standard output, and end")
-	flags.BoolVar(&o.demo, "demo", false, "run a CA, two agents and two workloads in a temporary folder, without the environment")
+	flags.BoolVar(&o.demo, "demo", false, "run a CA, two agents and two workloads in a temporary folder, without "+
+		"the environment")
 	o.Register(flags)
 	(&program.Manifest{Text: manifest}).Register(flags)
 	err = program.ParseFlags(flags, args, out, program.Help{
-		Args:   "[proxy sidecar|proxy router|wait|request]",
-		Doc:    "Without a word it is the agent alone; the words are those of Istio's agent, and each explains itself with -h.",
+		Args: "[proxy sidecar|proxy router|wait|request]",
+		Doc: "Without a word it is the agent alone; the words are those of Istio's agent, and each explains " +
+			"itself with -h.",
 		Groups: []program.FlagGroup{{Title: "The agent", Flags: "admin root allow-files bootstrap"}},
 		More:   func(w io.Writer) error { return istioagent.WriteHelp(w, false) },
 	})
@@ -151,7 +158,9 @@ func serve(ctx context.Context, cfg istioagent.Config, o options, p *proxy, out,
 }
 
 // admin serves the port for operators until stop is called. It prints its address.
-func admin(agent *istioagent.Agent, p *proxy, address string, out io.Writer, log *slog.Logger) (stop func(), err error) {
+func admin(
+	agent *istioagent.Agent, p *proxy, address string, out io.Writer, log *slog.Logger,
+) (stop func(), err error) {
 	if address == "" {
 		return func() {}, nil
 	}

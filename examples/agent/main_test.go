@@ -286,8 +286,7 @@ func TestRun(t *testing.T) {
 	for _, text := range []string{"OUTPUT_CERTS has no effect", "perhaps PROXY_CONFIG", "a server answers"} {
 		assert.Contains(t, log.String(), text)
 	}
-	_, err := net.DialTimeout("tcp", strings.TrimPrefix(at, "http://"), time.Second)
-	require.Error(t, err, "the port is closed")
+	require.Error(t, must.Err(net.DialTimeout("tcp", strings.TrimPrefix(at, "http://"), time.Second)), "the port is closed")
 }
 
 // TestAllowFiles has a pair of files elsewhere, which Envoy gets with the flag and not without.

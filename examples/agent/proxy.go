@@ -24,10 +24,11 @@ import (
 
 // elsewhere says what replaces the other commands of Istio's image.
 var elsewhere = map[string]string{
-	"istio-iptables": "the rules of the pod's network are set by Istio's own image: leave the image of the container istio-init or istio-validation as it is, " +
+	"istio-iptables": "the rules of the pod's network are set by Istio's own image: leave the image of the " +
+		"container istio-init or istio-validation as it is, " +
 		"or use Istio's CNI plugin",
 	"istio-clean-iptables": "the rules of the pod's network are removed by Istio's own image",
-	"ztunnel":              "ztunnel is a program of its own, with an image of its own; this is for sidecars and gateways",
+	"ztunnel":              "ztunnel is a program with an image of its own; this is for sidecars and gateways",
 	"waypoint":             "waypoints are run by Istio's own image; this is for sidecars and gateways",
 	"version":              "the flag -version prints the version",
 }
@@ -40,7 +41,8 @@ func command(ctx context.Context, args []string, out io.Writer) error {
 	case "request":
 		return request(ctx, args[1:], out)
 	}
-	return program.Misused("%s: %s", args[0], cmp.Or(elsewhere[args[0]], "it is not understood; the commands are proxy, wait and request, and flags begin with a hyphen"))
+	return program.Misused("%s: %s", args[0], cmp.Or(elsewhere[args[0]],
+		"it is not understood; the commands are proxy, wait and request, and flags begin with a hyphen"))
 }
 
 // waitReady polls Envoy until it is ready. Pods that hold the application until then call it as a hook.
@@ -122,22 +124,27 @@ type proxy struct {
 
 // newProxy parses the arguments of the command proxy, as the injector writes them.
 func newProxy(args []string, o *options, out io.Writer) (*proxy, error) {
-	p := &proxy{role: "sidecar", client: &http.Client{Timeout: 3 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
+	refuse := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	p := &proxy{role: "sidecar", client: &http.Client{Timeout: 3 * time.Second, CheckRedirect: refuse}}
 	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
 		p.role, args = args[0], args[1:]
 	}
 	if p.role != "sidecar" && p.role != "router" {
-		return nil, program.Misused("proxy %s: %s", p.role, cmp.Or(elsewhere[p.role], "it is proxy sidecar or proxy router"))
+		return nil, program.Misused("proxy %s: %s", p.role,
+			cmp.Or(elsewhere[p.role], "it is proxy sidecar or proxy router"))
 	}
 	flags := flag.NewFlagSet("agent proxy", flag.ContinueOnError)
 	flags.StringVar(&p.domain, "domain", "", "DNS `domain` of the node (default NAMESPACE.svc.cluster.local)")
 	flags.StringVar(&p.logLevel, "proxyLogLevel", "warning", "`level` of Envoy's log")
-	flags.StringVar(&p.logLevels, "proxyComponentLogLevel", "misc:error", "`levels` of the log of parts of Envoy, such as misc:error")
+	flags.StringVar(&p.logLevels, "proxyComponentLogLevel", "misc:error",
+		"`levels` of the log of parts of Envoy, such as misc:error")
 	flags.BoolFunc("log_as_json", "write each line as JSON, those of Envoy too", func(string) error {
-		o.LogFormat, p.format = "json", []string{"--log-format", `{"time":"%Y-%m-%dT%T.%f%z","level":"%l","msg":"%j","logger":"envoy %n"}`}
+		o.LogFormat, p.format = "json", []string{"--log-format",
+			`{"time":"%Y-%m-%dT%T.%f%z","level":"%l","msg":"%j","logger":"envoy %n"}`}
 		return nil
 	})
-	flags.Func("log_output_level", "`level` of the agent's log, such as default:info; scopes but default are those of Istio's agent", p.setLevel)
+	flags.Func("log_output_level", "`level` of the agent's log, such as default:info; scopes but default are those "+
+		"of Istio's agent", p.setLevel)
 	for name, why := range map[string]string{
 		"stsPort":        "the agent exchanges its own token, and is no token service",
 		"outlierLogPath": "customConfigFile in PROXY_CONFIG names a bootstrap that may have it",
@@ -230,7 +237,8 @@ func (p *proxy) start(ctx context.Context, agent *istioagent.Agent, out io.Write
 		version = "v6"
 	}
 	args := []string{
-		"-c", config, "--drain-time-s", strconv.Itoa(int(e.DrainTime.Seconds())), "--drain-strategy", "immediate", "--disable-hot-restart",
+		"-c", config, "--drain-time-s", strconv.Itoa(int(e.DrainTime.Seconds())),
+		"--drain-strategy", "immediate", "--disable-hot-restart",
 		"--allow-unknown-static-fields", "--local-address-ip-version", version, "--file-flush-interval-msec", "1000",
 		"--log-level", p.logLevel, "--component-log-level", p.logLevels,
 	}
@@ -242,9 +250,11 @@ func (p *proxy) start(ctx context.Context, agent *istioagent.Agent, out io.Write
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 5 * time.Second // then Envoy is killed
 	cmd.Env, cmd.Stdout, cmd.Stderr = p.environ, out, out
-	p.cfg.Logger.Info("agent: Envoy starts, with its defaults for statistics, tracing and limits", slog.String("command", cmd.String()))
+	p.cfg.Logger.Info("agent: Envoy starts, with its defaults for statistics, tracing and limits",
+		slog.String("command", cmd.String()))
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("the Envoy: %w; set binaryPath in PROXY_CONFIG to it, or DISABLE_ENVOY=true if there is none", err)
+		return nil, fmt.Errorf("the Envoy: %w; set binaryPath in PROXY_CONFIG to it, or DISABLE_ENVOY=true if "+
+			"there is none", err)
 	}
 	return cmd, nil
 }
@@ -286,7 +296,8 @@ func (p *proxy) ready(ctx context.Context) error {
 		return err
 	}
 	var stats bytes.Buffer
-	_, err = fetch(ctx, p.client, http.MethodGet, p.admin("/stats?filter=^(listener_manager.lds|cluster_manager.cds).update_success$"), "", &stats)
+	_, err = fetch(ctx, p.client, http.MethodGet,
+		p.admin("/stats?filter=^(listener_manager.lds|cluster_manager.cds).update_success$"), "", &stats)
 	if err == nil && (strings.Count(stats.String(), ":") < 2 || strings.Contains(stats.String(), ": 0")) {
 		err = errors.New("it has accepted no configuration of the control plane")
 	}

@@ -35,11 +35,11 @@ func TestCommands(t *testing.T) {
 	for args, want := range map[string]string{
 		"istio-iptables -p 15001":         "Istio's own image",
 		"istio-clean-iptables":            "Istio's own image",
-		"ztunnel":                         "a program of its own",
+		"ztunnel":                         "a program with an image of its own",
 		"version":                         "-version",
 		"bootstrap":                       "the commands are proxy, wait and request",
 		"proxy waypoint":                  "Istio's own image",
-		"proxy ztunnel":                   "a program of its own",
+		"proxy ztunnel":                   "a program with an image of its own",
 		"proxy gateway":                   "proxy sidecar or proxy router",
 		"proxy sidecar extra":             `"extra" is not understood`,
 		"proxy sidecar --templateFile=/x": "there is no flag -templateFile",

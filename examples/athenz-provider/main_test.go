@@ -173,7 +173,7 @@ func TestUsedDocuments(t *testing.T) {
 		"metadata": map[string]any{"uid": "1"}, "spec": map[string]any{"serviceAccountName": "frontend"}, "status": map[string]any{"phase": "Running", "podIP": "10.1.2.3"},
 	})
 	signer := must.Get(athenz.NewSigner(p.Path("private"), "", 0))(t)
-	document := must.Get(signer.SignDocument(t.Context(), athenztest.Subject()))(t)
+	document := must.Get(signer(t.Context(), athenztest.Subject()))(t)
 	body := must.Get(json.Marshal(map[string]any{
 		"provider": athenztest.Provider().String(), "domain": "media.sports", "service": "frontend", "attestationData": document, "attributes": map[string]string{"instanceId": "web-0"},
 	}))(t)
@@ -314,7 +314,7 @@ func TestRightsOfTheManifest(t *testing.T) {
 			api.Put("/api/v1/namespaces/"+namespace+"/pods/"+name, map[string]any{
 				"metadata": map[string]any{"uid": "1"}, "spec": map[string]any{"serviceAccountName": "frontend"}, "status": map[string]any{"phase": "Running", "podIP": "10.1.2.3"},
 			})
-			document := must.Get(signer.SignDocument(t.Context(), subject))(t)
+			document := must.Get(signer(t.Context(), subject))(t)
 			body := must.Get(json.Marshal(map[string]any{
 				"provider": athenztest.Provider().String(), "domain": domain, "service": "frontend", "attestationData": document, "attributes": map[string]string{"instanceId": name},
 			}))(t)

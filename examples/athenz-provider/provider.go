@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/caclient"
 	ztsclient "github.com/svidkit/svidkit/caclient/athenz"
+	"github.com/svidkit/svidkit/examples/athenz-provider/firstuse"
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver"
@@ -155,7 +156,7 @@ func (k *keys) check() error {
 	if k.s.Text("SIGNING_ADDR") == program.Off {
 		return nil // the first real document will show it
 	}
-	text, err := k.signer.SignDocument(context.Background(), athenz.PodSubject{
+	text, err := k.signer(context.Background(), athenz.PodSubject{
 		Namespace: "default", Pod: "none", Service: athenzname.Service{Domain: "default",
 			Name: "none"}, IP: netip.AddrFrom4([4]byte{192, 0, 2, 1}),
 	})
@@ -194,7 +195,7 @@ func newCallback(s program.Settings, verifier *athenz.Verifier, log *slog.Logger
 		cfg.TrustDomain = td
 	}
 	if object := s.Text("USED_DOCUMENTS"); object != "" {
-		if cfg.FirstUse, err = athenz.FirstUseInConfigMap(s.Text("KUBERNETES_API"), nil, object); err != nil {
+		if cfg.FirstUse, err = firstuse.InConfigMap(s.Text("KUBERNETES_API"), nil, object); err != nil {
 			return nil, s.Reject("USED_DOCUMENTS", err)
 		}
 	}

@@ -64,8 +64,7 @@ func newOIDC(t testing.TB) *oidc {
 func (i *oidc) sign(t testing.TB, aud, sub string, exp time.Time) string {
 	t.Helper()
 	s := must.Get(jwts.NewSigner(i.key, "", "1", "JWT"))(t)
-	text, err := s.Token(fmt.Appendf(nil, `{"iss":%q,"aud":[%q],"sub":%q,"exp":%d}`, i.URL, aud, sub, exp.Unix()))
-	require.NoError(t, err)
+	text := must.Get(s.Token(fmt.Appendf(nil, `{"iss":%q,"aud":[%q],"sub":%q,"exp":%d}`, i.URL, aud, sub, exp.Unix())))(t)
 	return text
 }
 
@@ -381,8 +380,7 @@ func TestOIDC(t *testing.T) {
 	// The certificate is replaced, and presented without a restart.
 	replace("new.example.org")
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		conn, err := tls.Dial("tcp", s.at.OIDC.Addr().String(), &tls.Config{RootCAs: roots, ServerName: "new.example.org"})
-		require.NoError(c, err)
+		conn := must.Get(tls.Dial("tcp", s.at.OIDC.Addr().String(), &tls.Config{RootCAs: roots, ServerName: "new.example.org"}))(c)
 		_ = conn.Close()
 	}, time.Minute, 50*time.Millisecond)
 }

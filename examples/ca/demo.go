@@ -222,7 +222,6 @@ func (v *visitor) linkerd(ctx context.Context) (*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer api.Close()
 	chain, err := api.Sign(ctx, csr, 0)
 	if err != nil {
 		return nil, err

@@ -103,7 +103,17 @@ func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time
 	}
 	anchors := pki.MarshalCertificatesPEM(anchor.Certificate())
 	data := func(b []byte) string { return base64.StdEncoding.EncodeToString(b) }
-	_, err = fmt.Fprintf(out, `# Trust anchors of the mesh: for proxies, the injector, and operators who deploy the control plane.
+	_, err = fmt.Fprintf(out, meshObjects, l.configMap, mesh.ControlNamespace, l.anchors, indent(anchors),
+		cert.NotAfter.UTC().Format(time.RFC3339), l.secret, mesh.ControlNamespace, l.secretType, l.cert,
+		data(pki.MarshalCertificatesPEM(cert)), l.key, data(keyPEM), data(anchors))
+	identity.Text = strings.NewReplacer("NAMESPACE", mesh.ControlNamespace, "TRUST-DOMAIN", mesh.TrustDomain,
+		"SECRET", l.secret).Replace(linkerdManifest)
+	return errors.Join(err, identity.Print(out))
+}
+
+// meshObjects are the trust anchors and the issuer, with the rights to read it.
+const meshObjects = "" +
+	`# Trust anchors of the mesh: for proxies, the injector, and operators who deploy the control plane.
 apiVersion: v1
 kind: ConfigMap
 metadata:
@@ -139,13 +149,7 @@ kind: RoleBinding
 metadata: {name: linkerd-identity, namespace: %[2]s}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: linkerd-identity}
 subjects: [{kind: ServiceAccount, name: linkerd-identity, namespace: %[2]s}]
-`, l.configMap, mesh.ControlNamespace, l.anchors, indent(anchors), cert.NotAfter.UTC().Format(time.RFC3339),
-		l.secret, mesh.ControlNamespace, l.secretType, l.cert, data(pki.MarshalCertificatesPEM(cert)), l.key, data(
-			keyPEM), data(anchors))
-	identity.Text = strings.NewReplacer("NAMESPACE", mesh.ControlNamespace, "TRUST-DOMAIN", mesh.TrustDomain,
-		"SECRET", l.secret).Replace(linkerdManifest)
-	return errors.Join(err, identity.Print(out))
-}
+`
 
 //go:embed linkerd.yaml
 var linkerdManifest string

@@ -254,8 +254,7 @@ func TestInstallForeign(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "anchors")
 		must.Get(shell(t, "", "-install", "design", "-anchor-dir", dir))(t)
 		require.NoError(t, os.Chown(filepath.Join(dir, foreign), 54321, -1))
-		_, err := shell(t, "", "-install", "design", "-anchor-dir", dir)
-		require.ErrorContains(t, err, "belongs to user 54321; run: chown 0")
+		require.ErrorContains(t, must.Err(shell(t, "", "-install", "design", "-anchor-dir", dir)), "belongs to user 54321; run: chown 0")
 	}
 }
 
@@ -356,8 +355,7 @@ func TestAnchorInPart(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, stuck), []byte("of another process"), 0o600))
 		root := must.Get(os.OpenRoot(dir))(t)
 		defer root.Close()
-		_, err := makeAnchor(root, spiffe.MustParseTrustDomain("example.org"), time.Now())
-		require.ErrorIs(t, err, os.ErrExist, stuck)
+		require.ErrorIs(t, must.Err(makeAnchor(root, spiffe.MustParseTrustDomain("example.org"), time.Now())), os.ErrExist, stuck)
 		data, err := os.ReadFile(filepath.Join(dir, anchorCert))
 		if err == nil {
 			_, err = pki.ParseCertificatesPEM(data)
@@ -373,8 +371,7 @@ func TestIssuerOfTheMesh(t *testing.T) {
 	t.Parallel()
 	for scheme, file := range map[string]string{"kubernetes.io/tls": "tls.crt", "linkerd.io/tls": "crt.pem", "design": "crt.pem"} {
 		dir := t.TempDir()
-		anchors, err := pki.ParseCertificatesPEM(installed(t, scheme, filepath.Join(dir, "anchors"), filepath.Join(dir, "issuer")))
-		require.NoError(t, err)
+		anchors := must.Get(pki.ParseCertificatesPEM(installed(t, scheme, filepath.Join(dir, "anchors"), filepath.Join(dir, "issuer"))))(t)
 		data := must.Get(os.ReadFile(filepath.Join(dir, "issuer", file)))(t)
 		issuers := must.Get(pki.ParseCertificatesPEM(data))(t)
 		require.Len(t, issuers, 1)

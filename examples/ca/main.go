@@ -37,11 +37,10 @@
 //	ca -taint SERIAL                       a key may be stolen: replace it, and drop its root early
 //	ca -revoke SERIAL                      drop a root or a token key now, if another one signs
 //	ca -revoke SERIAL -now                 drop it although it signs: it is stolen. This costs: see below
-//	ca -recover                            go on with the newest version in a folder that lost its file CURRENT
 //	ca -once csr.pem -id spiffe://…        sign one request
 //	ca -jwt AUDIENCE -id spiffe://…        sign one token
 //	ca -verify-audit audit.jsonl           see that the audit log is whole, and with -audit-head that its end is
-//	ca -install kubernetes                 print what this CA needs in a cluster, as YAML; -with NAME=VALUE changes it
+//	ca -install kubernetes                 print what this CA needs in a cluster, as YAML; -with NAME=VALUE edits it
 //	ca -install SCHEME -anchor-dir DIR     print what a Linkerd mesh begins with, as YAML
 //
 // The commands work on the store: they need access to it, and the flags that say where it is, but no running server.
@@ -220,8 +219,6 @@ func parse(args []string, getenv func(string) string, out io.Writer) (o *options
 	fs.String("taint", "", "say that the key with the `serial` number or key ID may be stolen, and end")
 	fs.String("revoke", "", "take the key with the `serial` number or key ID out of the bundle now, and end")
 	fs.BoolVar(&o.now, "now", false, "with -revoke: also a key that signs, whose successor signs at once")
-	fs.Bool("recover", false, "make a folder that lost its file CURRENT go on with the newest version that is "+
-		"complete, and end")
 	fs.String("verify-audit", "", "verify the audit log in the `file` (- for standard input), and end")
 	fs.StringVar(&o.auditHead, "audit-head", "",
 		"`file` that those who can change the audit log cannot change, such as one on a share that "+
@@ -247,8 +244,8 @@ func parse(args []string, getenv func(string) string, out io.Writer) (o *options
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"demo", "status", "once", "jwt", "rotate", "taint", "revoke", "recover",
-		"verify-audit", "install"} {
+	for _, name := range []string{"demo", "status", "once", "jwt", "rotate", "taint", "revoke", "verify-audit",
+		"install"} {
 		if f := fs.Lookup(name); f.Value.String() != f.DefValue {
 			if o.command != "" {
 				return nil, program.Misused("-%s and -%s: only one command at a time", o.command, name)
@@ -293,7 +290,7 @@ var help = program.Help{
 	Doc: "Without a command it serves. A flag with a name in brackets can also be set by that environment " +
 		"variable; the flag wins.",
 	Groups: []program.FlagGroup{
-		{Title: "Commands", Flags: "status rotate taint revoke now recover once jwt id ttl verify-audit"},
+		{Title: "Commands", Flags: "status rotate taint revoke now once jwt id ttl verify-audit"},
 		{Title: "What is printed for a cluster", Flags: "install with anchor-dir issuer-ttl"},
 		{Title: "The CA", Flags: "trust-domain state-dir create wait root-ca-dir replace-own-ca multi-root " +
 			"use-cacerts"},
@@ -316,8 +313,9 @@ var help = program.Help{
 }
 
 // warning is printed at each start in development mode.
-const warning = `*** DEVELOPMENT ONLY: any program that can read the file of the secret gets a certificate for any name, of
-*** one hour. Use -kubernetes or -jwt-rule for everything else.`
+const warning = "*** DEVELOPMENT ONLY: any program that can read the file of the secret gets a certificate for any " +
+	"name, of\n" +
+	"*** one hour. Use -kubernetes or -jwt-rule for everything else."
 
 // announce prints where everything is.
 func announce(out io.Writer, c *caconfig.Config, a *caconfig.Authority, at caserver.Listeners) {

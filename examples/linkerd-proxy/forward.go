@@ -165,8 +165,8 @@ func (p *proxy) reverse(direction string, conns *connections) http.Handler {
 			// The application would take the next bytes for the tunnel's, or for HTTP/2, but other requests follow on
 			// this connection.
 			w.Header().Set("Connection", "close")
-			http.Error(w, "linkerd-proxy: "+direction+" request not forwarded: no other protocol begins here by "+r.Method,
-				http.StatusNotImplemented)
+			const says = "linkerd-proxy: %s request not forwarded: no other protocol begins here by %s"
+			http.Error(w, fmt.Sprintf(says, direction, r.Method), http.StatusNotImplemented)
 			return
 		}
 		if r.ProtoMajor == 1 && r.ContentLength != 0 && r.Header.Get("Expect") == "" && r.Header.Get("Upgrade") == "" {

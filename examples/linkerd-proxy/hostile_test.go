@@ -236,8 +236,7 @@ func TestDescriptors(t *testing.T) {
 // A client that never sends the body of a request that was answered does not keep its connection.
 func TestUnsentBody(t *testing.T) {
 	t.Parallel()
-	id, err := linkerdproxy.New(meshtest.New(t, meshtest.Options{Life: time.Hour, Stopped: true}).Config(t, web))
-	require.NoError(t, err)
+	id := must.Get(linkerdproxy.New(meshtest.New(t, meshtest.Options{Life: time.Hour, Stopped: true}).Config(t, web)))(t)
 	synctest.Test(t, func(t *testing.T) {
 		p := must.Get(newProxy(config{name: web, identity: id, route: func(context.Context, string) (endpoint, error) {
 			return endpoint{}, errors.New("there is no such service")

@@ -124,7 +124,7 @@ func newProxy(cfg config) (*proxy, error) {
 
 // Report implements [report.Reporter] with these metrics:
 //
-//	svidkit_linkerdproxy_inbound_connections_total   by kind: tls, plaintext, passthrough (TLS with another name), refused
+//	svidkit_linkerdproxy_inbound_connections_total   by kind: tls, plaintext, passthrough (other TLS), refused
 //	svidkit_linkerdproxy_failed_requests_total       by direction, inbound or outbound: not forwarded
 func (p *proxy) Report() report.Report {
 	return report.Report{Metrics: p.metrics.Write}

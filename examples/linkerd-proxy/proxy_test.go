@@ -560,12 +560,11 @@ func fresh(t testing.TB, id *member, e endpoint) string {
 	t.Helper()
 	var n atomic.Int64
 	_, port := must.Get2(net.SplitHostPort(e.addr))(t)
-	p, err := newProxy(config{name: id.name, identity: id.Identity, route: func(context.Context, string) (endpoint, error) {
+	p := must.Get(newProxy(config{name: id.name, identity: id.Identity, route: func(context.Context, string) (endpoint, error) {
 		e := e
 		e.addr = "127.0.0.1:" + strings.Repeat("0", int(n.Add(1))) + port // the same one, by another text
 		return e, nil
-	}})
-	require.NoError(t, err)
+	}}))(t)
 	return serve(t, p.serveOutbound)
 }
 
@@ -756,8 +755,7 @@ func TestStop(t *testing.T) {
 	id := certified(t, s, web)
 	app := accepts(t, func(net.Conn) { <-t.Context().Done() }) // and says nothing
 	for _, opaque := range []bool{false, true} {
-		p, err := newProxy(config{name: id.name, identity: id.Identity, application: app, opaque: opaque})
-		require.NoError(t, err)
+		p := must.Get(newProxy(config{name: id.name, identity: id.Identity, application: app, opaque: opaque}))(t)
 		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 		stop := runs(t, func(ctx context.Context) error { return p.serveInbound(ctx, l) })
 		hello, clean := tlsHello(t)

@@ -128,8 +128,7 @@ func TestFailureShows(t *testing.T) {
 	frontend := must.Get(startWorkload(g, n, inside(authority), "frontend", 0))(t)
 	backend := must.Get(startWorkload(g, n, inside(authority), "backend", 0))(t)
 	// The server of the backend allows only its own ID.
-	tr, err := startTraffic(g, n, &workload{name: "unauthorized", id: backend.id, manager: frontend.manager}, backend)
-	require.NoError(t, err)
+	tr := must.Get(startTraffic(g, n, &workload{name: "unauthorized", id: backend.id, manager: frontend.manager}, backend))(t)
 	require.Eventually(t, func() bool { return tr.failed.Load() > 0 }, time.Minute, 10*time.Millisecond)
 	g.end(nil)
 	require.NoError(t, g.wait())

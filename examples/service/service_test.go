@@ -79,8 +79,7 @@ func TestFolder(t *testing.T) { // not parallel, as it sets a variable
 	t.Setenv("SPIFFE_CREDENTIAL_FOLDER", dir)
 	other := httptest.NewUnstartedServer(http.HandlerFunc(hello))
 	db := ca.Source("/db")
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: db, Peers: db, Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
-	require.NoError(t, err)
+	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: db, Peers: db, Allow: spiffe.AllowMembersOf(ca.TrustDomain())}))(t)
 	require.NoError(t, endpoint.ConfigureServer(other.Config))
 	other.TLS = other.Config.TLSConfig
 	other.StartTLS()

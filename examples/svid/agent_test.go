@@ -330,8 +330,7 @@ func TestWatchTokens(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	source := ca.Source("/web")
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	issuer, err := jwtsvid.NewIssuer(ca.TrustDomain(), "jwt", key, &jwtsvid.IssuerOptions{Lifetime: 2 * time.Second})
-	require.NoError(t, err)
+	issuer := must.Get(jwtsvid.NewIssuer(ca.TrustDomain(), "jwt", key, &jwtsvid.IssuerOptions{Lifetime: 2 * time.Second}))(t)
 	var broken atomic.Bool
 	socket := serve(t, source, &workloadserver.Options{
 		IssueJWTSVID: func(ctx context.Context, id spiffe.ID, audience []string) (string, error) {

@@ -40,7 +40,7 @@ func (j *judgement) chain(chain []*x509.Certificate) ([]check, error) {
 	if policy.IsZero() {
 		policy = spiffe.AllowAnyPeer()
 	}
-	v, err := spiffe.NewVerifier(bundles, policy, &spiffe.VerifierOptions{Remember: -1})
+	v, err := spiffe.NewVerifier(bundles, policy, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -270,7 +270,7 @@ func (j *judgement) jwt(text string, r record) check {
 		}
 		audience, detail = u.Audience[0], "signature and time are good; the audience was not judged: no -audience"
 	}
-	v, err := jwtsvid.NewValidator(j.bundles, []string{audience}, &jwtsvid.ValidatorOptions{Remember: -1})
+	v, err := jwtsvid.NewValidator(j.bundles, []string{audience}, nil)
 	if err == nil {
 		_, err = v.Validate(text)
 	}
@@ -283,8 +283,7 @@ func (j *judgement) jwt(text string, r record) check {
 // wit verifies the signature and the lifetime of a WIT-SVID. A validator judges the token before the proof of
 // possession, which is missing here.
 func (j *judgement) wit(text string) check {
-	v, err := witsvid.NewValidator(j.bundles, spiffe.AllowAnyPeer(), &witsvid.ValidatorOptions{Remember: -1,
-		Proofs: -1})
+	v, err := witsvid.NewValidator(j.bundles, spiffe.AllowAnyPeer(), &witsvid.ValidatorOptions{Proofs: -1})
 	if err == nil {
 		_, err = v.Validate(text, "", witsvid.Call{Target: "https://unnamed.invalid/"})
 	}

@@ -115,7 +115,7 @@ func materials(t *testing.T) map[string][]byte {
 		token, err := jwt.Issue(jwtsvid.Request{ID: web.ID(), Audience: []string{"db"}, Lifetime: time.Hour, Claims: map[string]any{"tenant": "blue"}})
 		require.NoError(t, err)
 		files["token.jwt"] = []byte(token + "\n")
-		wit := must.Get(witsvid.NewIssuer(ca.TrustDomain(), jwtKey, nil))(t)
+		wit := must.Get(witsvid.NewIssuer(ca.TrustDomain(), "wit-1", jwtKey, nil))(t)
 		witToken, _ := must.Get2(wit.IssueWITSVID(t.Context(), web.ID(), ""))(t)
 		files["token.wit"] = []byte(witToken)
 
@@ -126,10 +126,9 @@ func materials(t *testing.T) map[string][]byte {
 			files[name] = must.Get(b.Marshal())(t)
 			return b
 		}
-		witID, witKey := wit.Authority()
 		keys := func(c *spiffe.BundleContents) {
 			c.JWTAuthorities = map[string]crypto.PublicKey{"jwt-1": jwtKey.Public()}
-			c.WITAuthorities = map[string]crypto.PublicKey{witID: witKey}
+			c.WITAuthorities = map[string]crypto.PublicKey{"wit-1": jwtKey.Public()}
 			c.RefreshHint = 5 * time.Minute
 		}
 		old := write("bundle.json", ca, keys)

@@ -88,7 +88,7 @@ func (o *options) origin(ctx context.Context) (from *origin, err error) {
 	case "vault":
 		opts := vault.Options{Endpoint: endpoint, Role: c.option("role"), Mount: c.option("mount")}
 		if login := c.option("login"); login != "" {
-			opts.Login = vault.KubernetesLogin("jwt", login)
+			opts.LoginRole, opts.LoginMount = login, "jwt"
 		}
 		issuer, err = vault.New(opts)
 	case "step":

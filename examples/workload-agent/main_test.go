@@ -252,8 +252,7 @@ func TestFromAgent(t *testing.T) {
 	go func() { done <- from.run[0](ctx) }()
 	require.Eventually(t, func() bool { return from.Source.Bundles() != nil }, passing, often)
 	must.Get(from.Source.GenerateSecret(ctx, "spiffe://example.org/web"))(t)
-	_, err := from.IssueJWTSVID(ctx, spiffe.MustParseID("spiffe://example.org/web"), []string{"db"})
-	assert.NoError(t, err)
+	assert.NoError(t, must.Err(from.IssueJWTSVID(ctx, spiffe.MustParseID("spiffe://example.org/web"), []string{"db"})))
 	cancel()
 	require.NoError(t, <-done)
 }

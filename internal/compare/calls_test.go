@@ -331,8 +331,8 @@ var calls = []struct {
 
 			return err != nil
 		}, to: func(t *testing.T, e ourProgram) any {
-			at := &spiffe.VerifierOptions{Now: func() time.Time { return time.Now().Add(24 * time.Hour) }}
-			verifier, err := spiffe.NewVerifier(e.source, spiffe.AllowAnyPeer(), at)
+			tomorrow := func() time.Time { return time.Now().Add(24 * time.Hour) }
+			verifier, err := spiffe.NewVerifier(e.source, spiffe.AllowAnyPeer(), tomorrow)
 
 			require.NoError(t, err)
 			_, err = verifier.VerifyChain(e.chain, spiffe.ClientRole)

@@ -73,7 +73,7 @@ func allowed(authorize tlsconfig.Authorizer) any {
 func allowedByUs(p spiffe.Policy) any {
 	var yes []string
 	for _, s := range judgedIDs {
-		if p.Allows(spiffe.MustParseID(s)) {
+		if p.Check(spiffe.MustParseID(s)) == nil {
 			yes = append(yes, s)
 		}
 	}

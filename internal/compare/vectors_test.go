@@ -203,7 +203,7 @@ func (v x509Vector) verify(t *testing.T) (ours, peer string) {
 		}
 		peers.Add(x509bundle.FromX509Authorities(spiffeid.RequireTrustDomainFromString(domain), roots))
 	}
-	ver, err := spiffe.NewVerifier(&set, spiffe.AllowAnyPeer(), &spiffe.VerifierOptions{Now: func() time.Time { return now }})
+	ver, err := spiffe.NewVerifier(&set, spiffe.AllowAnyPeer(), func() time.Time { return now })
 	require.NoError(t, err)
 	if proof, err := ver.VerifyChain(chain, role); err != nil || refused {
 		ours = refuses

@@ -500,10 +500,9 @@ func TestPeerClientWIT(t *testing.T) {
 	ctx := timeout(t)
 	a, other := newAuthority(t, "example.org"), newAuthority(t, "other.test")
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	issuer := must.Get(witsvid.NewIssuer(a.ca.TrustDomain(), key, nil))(t)
+	issuer := must.Get(witsvid.NewIssuer(a.ca.TrustDomain(), "wit-1", key, nil))(t)
 	c := a.bundle(t).Contents()
-	kid, public := issuer.Authority()
-	c.WITAuthorities = map[string]crypto.PublicKey{kid: public}
+	c.WITAuthorities = map[string]crypto.PublicKey{"wit-1": key.Public()}
 	own := must.Get(spiffe.NewBundle(a.ca.TrustDomain(), c))(t)
 	snap := a.snapshot(t, "/web", other)
 	svid := must.Get(snap.SVID())(t)

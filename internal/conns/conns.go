@@ -233,13 +233,6 @@ func (l *Listener) PeerOf(c net.Conn) string {
 	return ""
 }
 
-// Held returns how many connections count at present.
-func (l *Listener) Held() int {
-	l.own.Lock()
-	defer l.own.Unlock()
-	return len(l.held)
-}
-
 // Closing returns l as a net.Listener whose connections count until they are closed.
 func (l *Listener) Closing() net.Listener { return closing{l} }
 
@@ -276,9 +269,10 @@ func (c *closer) CloseWrite() error {
 // operating system connections share one peer, and connections within the process, as in tests, have none.
 func TCPPeer(c net.Conn) Peer {
 	from, ok := peerkey.Address(c)
-	if _, system := descriptor(c); !ok && system {
-		return Peer{Names: []string{"others"}}
-	} else if !ok {
+	if !ok {
+		if _, system := descriptor(c); system {
+			return Peer{Names: []string{"others"}}
+		}
 		return Peer{}
 	}
 	if uid, known := owner(c); known {

@@ -12,6 +12,13 @@ func (l *Listener) CloseAll() {
 	}
 }
 
+// Held returns how many connections count at present.
+func (l *Listener) Held() int {
+	l.own.Lock()
+	defer l.own.Unlock()
+	return len(l.held)
+}
+
 // MaxWork and AnswerTime are the bounds of requests.
 const MaxWork, AnswerTime = maxWork, answerTime
 

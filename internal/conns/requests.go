@@ -79,7 +79,6 @@ var busyLabels = map[string]string{Busy: labels[limit.TotalShare], BusyCaller: l
 // not read its answers, so the number of that client's requests stays bounded.
 func (l *Listener) Server(h http.Handler, streams int, log slog.Handler) *http.Server {
 	srv := &http.Server{
-		Handler:   h,
 		Protocols: new(http.Protocols),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:          streams,
@@ -100,25 +99,17 @@ func (l *Listener) Server(h http.Handler, streams int, log slog.Handler) *http.S
 	}
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetUnencryptedHTTP2(true)
-	bound(srv, func(c net.Conn) Peer {
-		l.own.Lock()
-		defer l.own.Unlock()
-		return l.held[c]
-	}, l.o.Refused)
-	srv.Handler = Body(srv.Handler, headerTime)
-	return srv
-}
-
-// bound counts the requests to srv in the budget.
-func bound(srv *http.Server, peer func(net.Conn) Peer, refused func(net.Conn, string, *limit.Error)) {
 	srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		reads, _ := c.(*patientConn)
 		c = Raw(c)
-		of := peer(c)
-		names := append(of.inProcess()[:len(of.Names):len(of.Names)], strconv.FormatUint(clients.Add(1), 10))
+		l.own.Lock()
+		names := slices.Clone(l.held[c].inProcess())
+		l.own.Unlock()
+		names = append(names, strconv.FormatUint(clients.Add(1), 10))
 		return context.WithValue(ctx, clientKey{}, client{c, names, reads})
 	}
-	srv.Handler = within(srv.Handler, refused)
+	srv.Handler = Body(within(h, l.o.Refused), headerTime)
+	return srv
 }
 
 // Raw returns the accepted connection of a Listener that c wraps.
@@ -283,8 +274,8 @@ type client struct {
 }
 
 type (
-	clientKey  struct{}
-	requestKey struct{}
+	clientKey struct{}
+	answerKey struct{}
 )
 
 var clients atomic.Uint64
@@ -293,7 +284,7 @@ var clients atomic.Uint64
 func within(next http.Handler, refused func(net.Conn, string, *limit.Error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // this frame stays on each stack
 		if a := admit(w, r, refused); a != nil {
-			defer a.leave(r)
+			defer a.leave()
 			next.ServeHTTP(a, a.request)
 			a.end()
 		}
@@ -325,12 +316,10 @@ func admit(w http.ResponseWriter, r *http.Request, refused func(net.Conn, string
 		return nil
 	}
 	admitted()
-	q, wire := &request{names: from.names, n: n}, http.NewResponseController(w)
-	return &answer{
-		ResponseWriter: w, wire: wire, http1: isHTTP1(r), read: deadline{end: wire.SetReadDeadline},
-		write:   deadline{end: wire.SetWriteDeadline},
-		request: r.WithContext(context.WithValue(r.Context(), requestKey{}, q)), counted: q,
-	}
+	a := &answer{ResponseWriter: w, wire: http.NewResponseController(w), http1: isHTTP1(r), names: from.names, n: n}
+	a.read.end, a.write.end = a.wire.SetReadDeadline, a.wire.SetWriteDeadline
+	a.request = r.WithContext(context.WithValue(r.Context(), answerKey{}, a))
+	return a
 }
 
 // ended calls f when the answer of a returning handler has ended: with HTTP/2 its goroutine stays until then.
@@ -359,59 +348,56 @@ func refuse(w http.ResponseWriter, r *http.Request, err *limit.Error) {
 	w.WriteHeader(http.StatusServiceUnavailable)
 }
 
-// request is the count of one request.
-type request struct {
-	names []string
-
-	mu          sync.Mutex
-	n           int
-	large, done bool
-}
-
-func (q *request) over() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if !q.done {
-		q.done = true
-		underWay.give(q.names, q.n)
-	}
-}
-
 // Known declares that the client of a request has taken a message of its stream. The request no longer counts as
 // under way: the server of the stream has its own limit for each peer.
 func Known(ctx context.Context) {
-	if q, ok := ctx.Value(requestKey{}).(*request); ok {
-		q.over()
+	if a, ok := ctx.Value(answerKey{}).(*answer); ok {
+		a.over()
 	}
 }
 
 // Large declares that a request has a large message. The request then counts once more. It fails at a limit.
 func Large(ctx context.Context) error {
-	q, ok := ctx.Value(requestKey{}).(*request)
+	a, ok := ctx.Value(answerKey{}).(*answer)
 	if !ok {
 		return nil
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.large || q.done {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.large || a.done {
 		return nil
 	}
-	if err := underWay.take(q.names, 1); err != nil {
+	if err := underWay.take(a.names, 1); err != nil {
 		return err
 	}
-	q.large = true
-	q.n++
+	a.large = true
+	a.n++
 	return nil
 }
 
-// answer is an answer whose parts the client must each take in time, unless the handler sets the time.
+// answer is the answer to a request under way. The client must take each part in time, unless the handler sets the
+// time.
 type answer struct {
 	http.ResponseWriter
 	wire                *http.ResponseController
 	http1, timed, wrote bool
 	read, write         deadline      // of HTTP/2
-	request             *http.Request // has counted in its context
-	counted             *request
+	request             *http.Request // has the answer in its context
+	names               []string      // of the client
+
+	mu          sync.Mutex
+	n           int // how many requests it counts as
+	large, done bool
+}
+
+// over declares that the request is no longer under way.
+func (a *answer) over() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.done {
+		a.done = true
+		underWay.give(a.names, a.n)
+	}
 }
 
 func (a *answer) begin() {
@@ -420,8 +406,8 @@ func (a *answer) begin() {
 	}
 }
 
-// done clears the deadline: HTTP/2 would end even an idle stream at that time.
-func (a *answer) done() {
+// pause clears the deadline: HTTP/2 would end even an idle stream at that time.
+func (a *answer) pause() {
 	if !a.timed && !a.http1 {
 		_ = a.limit(time.Time{})
 	}
@@ -486,7 +472,7 @@ func (d *deadline) set(t time.Time) error {
 
 func (a *answer) Write(p []byte) (int, error) {
 	a.begin()
-	defer a.done()
+	defer a.pause()
 	a.wrote = true
 	return a.ResponseWriter.Write(p)
 }
@@ -494,7 +480,7 @@ func (a *answer) Write(p []byte) (int, error) {
 // Flush implements [http.Flusher].
 func (a *answer) Flush() {
 	a.begin()
-	defer a.done()
+	defer a.pause()
 	_ = a.wire.Flush()
 }
 
@@ -512,10 +498,10 @@ func (a *answer) end() {
 }
 
 // leave stops all calls that net/http forbids after the handler, and then ends the request.
-func (a *answer) leave(r *http.Request) {
+func (a *answer) leave() {
 	if !a.http1 {
 		_ = a.read.set(time.Time{})
 		_ = a.write.set(time.Time{})
 	}
-	ended(a.ResponseWriter, r, a.counted.over)
+	ended(a.ResponseWriter, a.request, a.over)
 }

@@ -133,8 +133,7 @@ func (a *serviceAccount) transport(dial conns.Dial) *http.Transport {
 			return nil, &net.OpError{Op: "dial", Net: network, Err: err} // so that neverSent knows
 		},
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
-			return nil,
-				errors.New("not https")
+			return nil, errors.New("not https")
 		},
 		ForceAttemptHTTP2:      true,
 		HTTP2:                  &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second},

@@ -211,27 +211,9 @@ func (c *Client) Patch(ctx context.Context, path string, in any) error {
 	return c.do(ctx, http.MethodPatch, path, nil, in, nil)
 }
 
-// Delete removes the object at path. The options may be nil; see [DeleteOptions]. See
-// [MayHaveLanded] for errors.
-func (c *Client) Delete(ctx context.Context, path string, options *DeleteOptions) error {
-	var in any
-	if options != nil {
-		in = deleteBody{Kind: "DeleteOptions", APIVersion: "v1", Preconditions: *options}
-	}
-	return c.do(ctx, http.MethodDelete, path, nil, in, nil)
-}
-
-// DeleteOptions are conditions for deleting an object; an empty one does not apply. If one does not hold, [Conflict]
-// holds for the error.
-type DeleteOptions struct {
-	UID             string `json:"uid,omitempty"`
-	ResourceVersion string `json:"resourceVersion,omitempty"`
-}
-
-type deleteBody struct {
-	Kind          string        `json:"kind"`
-	APIVersion    string        `json:"apiVersion"`
-	Preconditions DeleteOptions `json:"preconditions"`
+// Delete removes the object at path. See [MayHaveLanded] for errors.
+func (c *Client) Delete(ctx context.Context, path string) error {
+	return c.do(ctx, http.MethodDelete, path, nil, nil, nil)
 }
 
 // ObjectMeta has the metadata fields that programs use most. A program that updates an object needs the other fields,
@@ -305,49 +287,55 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 
 // send returns the successful answer to a request; the caller closes the body.
 func (c *Client) send(ctx context.Context, hc *http.Client, x *exchange, query url.Values) (*http.Response, error) {
-	target, err := c.target(x.path, query)
+	request, err := c.request(ctx, x, query)
 	if err != nil {
 		return nil, x.fail(false, err)
-	}
-	var body io.Reader
-	if x.body != nil {
-		body = bytes.NewReader(x.body)
-	}
-	request, err := http.NewRequestWithContext(ctx, x.method, target, body)
-	if err != nil {
-		return nil, x.fail(false, err)
-	}
-	request.Header.Set("Accept", "application/json")
-	request.Header.Set("User-Agent", "svidkit")
-	if x.body != nil {
-		request.Header.Set("Content-Type", "application/json")
-		if x.method == http.MethodPatch {
-			request.Header.Set("Content-Type", "application/merge-patch+json")
-		}
-	}
-	if c.account != nil {
-		if x.token, err = c.account.token(); err != nil {
-			return nil, x.fail(false, err)
-		}
-		request.Header.Set("Authorization", "Bearer "+x.token)
-		if c.account.renewed() {
-			c.conns.Close()
-		}
 	}
 	response, err := hc.Do(request)
 	if err != nil {
 		return nil, x.fail(!neverSent(err), x.transportError(ctx, err))
 	}
-	if response.StatusCode/100 != 2 {
-		defer response.Body.Close() // the rest is not read
-		return nil, x.refused(response)
+	switch {
+	case response.StatusCode/100 != 2:
+		err = x.refused(response)
+	case !isJSON(response.Header):
+		err = x.fail(true, fmt.Errorf("the answer is not application/json: is %s a Kubernetes API server?", c.base))
+	default:
+		return response, nil
 	}
-	if !isJSON(response.Header) {
-		defer response.Body.Close()
-		return nil, x.fail(true, fmt.Errorf("the answer is not application/json: is %s a Kubernetes API "+
-			"server?", c.base))
+	_ = response.Body.Close() // the rest is not read
+	return nil, err
+}
+
+// request makes a request, with the token of the service account if there is one.
+func (c *Client) request(ctx context.Context, x *exchange, query url.Values) (*http.Request, error) {
+	target, err := c.target(x.path, query)
+	if err != nil {
+		return nil, err
 	}
-	return response, nil
+	request, err := http.NewRequestWithContext(ctx, x.method, target, bytes.NewReader(x.body))
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Accept", "application/json")
+	request.Header.Set("User-Agent", "svidkit")
+	switch {
+	case x.method == http.MethodPatch:
+		request.Header.Set("Content-Type", "application/merge-patch+json")
+	case x.body != nil:
+		request.Header.Set("Content-Type", "application/json")
+	}
+	if c.account == nil {
+		return request, nil
+	}
+	if x.token, err = c.account.token(); err != nil {
+		return nil, err
+	}
+	request.Header.Set("Authorization", "Bearer "+x.token)
+	if c.account.renewed() {
+		c.conns.Close()
+	}
+	return request, nil
 }
 
 func (c *Client) target(path string, query url.Values) (string, error) {

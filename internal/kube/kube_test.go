@@ -93,12 +93,8 @@ func TestObjects(t *testing.T) {
 	require.NoError(t, c.Get(ctx, one, nil, &changed))
 	assert.Equal(t, map[string][]byte{"k": {3}, "l": {4}}, changed.Data)
 
-	for _, o := range []kube.DeleteOptions{{UID: "another"}, {ResourceVersion: read.Metadata.ResourceVersion}} {
-		err = c.Delete(ctx, one, &o)
-		assert.True(t, kube.Conflict(err), err)
-	}
-	require.NoError(t, c.Delete(ctx, one, &kube.DeleteOptions{UID: changed.Metadata.UID, ResourceVersion: changed.Metadata.ResourceVersion}))
-	assert.True(t, kube.NotFound(c.Delete(ctx, one, nil)))
+	require.NoError(t, c.Delete(ctx, one))
+	assert.True(t, kube.NotFound(c.Delete(ctx, one)))
 	assert.True(t, kube.NotFound(c.Update(ctx, one, object{Metadata: kube.ObjectMeta{Name: "a"}}, nil)))
 }
 
@@ -366,20 +362,18 @@ func TestRequests(t *testing.T) {
 	require.NoError(t, c.Create(ctx, "/x", map[string]int{"a": 1}, nil))
 	require.NoError(t, c.Update(ctx, "/x/y", []int{}, nil))
 	require.NoError(t, c.Patch(ctx, "/x/y", map[string]int{"a": 1}))
-	require.NoError(t, c.Delete(ctx, "/x/y", nil))
-	require.NoError(t, c.Delete(ctx, "/x/y", &kube.DeleteOptions{UID: "u"}))
+	require.NoError(t, c.Delete(ctx, "/x/y"))
 	assert.Equal(t, []sent{
 		{"GET", "/x?fieldSelector=spec.nodeName%3Da+b", "application/json", "", ""},
 		{"POST", "/x", "application/json", "application/json", `{"a":1}`},
 		{"PUT", "/x/y", "application/json", "application/json", `[]`},
 		{"PATCH", "/x/y", "application/json", "application/merge-patch+json", `{"a":1}`},
 		{"DELETE", "/x/y", "application/json", "", ""},
-		{"DELETE", "/x/y", "application/json", "application/json", `{"kind":"DeleteOptions","apiVersion":"v1","preconditions":{"uid":"u"}}`},
 	}, got)
 	err := c.Create(ctx, "/x", func() {}, nil)
 	assert.ErrorContains(t, err, "encode the func()")
 	assert.False(t, kube.MayHaveLanded(err))
-	assert.Len(t, got, 6)
+	assert.Len(t, got, 5)
 }
 
 // TestDeadline shows that no request waits for ever, and that a change of which the answer does not
@@ -449,8 +443,7 @@ func TestClientTimeout(t *testing.T) {
 // TestPrinting shows that a Client prints its server and nothing else.
 func TestPrinting(t *testing.T) {
 	t.Parallel()
-	c, err := kube.New(kube.Options{URL: "https://kubernetes:6443", Client: &http.Client{Transport: secretive{"hunter2"}}})
-	require.NoError(t, err)
+	c := must.Get(kube.New(kube.Options{URL: "https://kubernetes:6443", Client: &http.Client{Transport: secretive{"hunter2"}}}))(t)
 	var log strings.Builder
 	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "client", c)
 	for verb := range strings.FieldsSeq("%v %+v %#v %s") {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -46,34 +45,29 @@ func (c *Client) Watch(ctx context.Context, path string, query url.Values) iter.
 	return func(yield func(Event, error) bool) {
 		x := &exchange{method: http.MethodGet, path: path}
 		limit := 300
-		query := maps.Clone(query)
-		if query == nil {
-			query = url.Values{}
-		}
-		query.Set("watch", "true")
 		if n, err := strconv.Atoi(query.Get("timeoutSeconds")); err == nil {
 			limit = n
 		}
-		query.Set("timeoutSeconds", strconv.Itoa(limit))
-
+		asked := url.Values{"watch": {"true"}, "timeoutSeconds": {strconv.Itoa(limit)}}
+		for name, values := range query {
+			asked[name] = values
+		}
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
 		patience := time.AfterFunc(requestTimeout, func() { cancel(errSilent) })
-		defer func() { patience.Stop() }()
-		response, err := c.send(ctx, c.watch, x, query)
+		defer patience.Stop()
+		response, err := c.send(ctx, c.watch, x, asked)
 		if err != nil {
 			yield(Event{}, err)
 			return
 		}
 		defer response.Body.Close() // ends the watch
-		patience.Stop()
-		patience = time.AfterFunc(time.Duration(limit)*time.Second+requestTimeout, func() { cancel(errSilent) })
+		patience.Reset(time.Duration(limit)*time.Second + requestTimeout)
 		for event, err := range events(response.Body) {
 			if err != nil {
-				yield(Event{}, x.fail(true, fmt.Errorf("watch: %w", x.transportError(ctx, err))))
-				return
+				err = x.fail(true, fmt.Errorf("watch: %w", x.transportError(ctx, err)))
 			}
-			if !yield(event, nil) {
+			if !yield(event, err) || err != nil {
 				return
 			}
 		}

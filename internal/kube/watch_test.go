@@ -93,8 +93,7 @@ func TestWatch(t *testing.T) {
 		assert.Equal(t, []string{"ADDED a", "ADDED c", "MODIFIED a", "DELETED a", "ADDED b", "DELETED b", "BOOKMARK", "BOOKMARK"}, got)
 
 		s.Put(pods+"/late", pod("n1"))
-		got, last, err = watch(last, func(func()) { s.Bookmark(); synctest.Wait(); s.EndWatches() })
-		require.NoError(t, err)
+		got, last = must.Get2(watch(last, func(func()) { s.Bookmark(); synctest.Wait(); s.EndWatches() }))(t)
 		assert.Equal(t, []string{"ADDED late", "BOOKMARK"}, got, "nothing is lost between two watches")
 
 		_, last, err = watch(last, func(stop func()) { stop() })

@@ -173,15 +173,18 @@ func (l *Life) Ready(ctx context.Context, changed func() <-chan struct{}, look f
 }
 
 // NotReady returns the error of the component name while it is not ready. It wraps [spiffe.ErrNotReady], the error of
-// [Life.Idle] and cause. If both are nil, its text is waiting.
+// [Life.Idle] and cause. Without a cause its text is waiting, unless the work has not started or was closed.
 func (l *Life) NotReady(name string, cause error, waiting string) error {
-	switch idle := l.Idle(); {
-	case idle != nil && cause != nil:
-		cause = fmt.Errorf("%w; %w", idle, cause)
-	case idle != nil:
-		cause = idle
-	case cause == nil:
+	idle := l.Idle()
+	if cause == nil && (idle == nil || errors.Is(idle, ErrEnded)) {
 		cause = errors.New(waiting)
+	}
+	switch {
+	case idle == nil:
+	case cause == nil || errors.Is(idle, cause):
+		cause = idle
+	default:
+		cause = fmt.Errorf("%w; %w", idle, cause)
 	}
 	return fmt.Errorf("%s: %w: %w", name, spiffe.ErrNotReady, cause)
 }

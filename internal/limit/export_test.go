@@ -9,6 +9,3 @@ func (l *Limiter) Waiting() int {
 	defer l.mu.Unlock()
 	return l.waiting.Len()
 }
-
-// Callers returns how many callers are remembered.
-func (s *Strikes) Callers() int { return len(s.callers.index) }

@@ -11,8 +11,8 @@
 // Requests that wait for a slot are served in order of arrival. A refused request uses nothing: no slot, no place in
 // the queue, no token. So a caller over its rate cannot use up capacity for others. A refusal says when to try again.
 //
-// [Shares] limits resources held for longer than a request, such as streams, and [Strikes] limits work on requests
-// that are refused only after they were examined.
+// [Shares] limits resources held for longer than a request, such as streams. [Limiter.Check] and [Limiter.Forgive] make
+// of the rate of a caller a limit on its refused requests, for work that a caller can cause before it proves anything.
 //
 // Memory is bounded by Options.Queue, and by 65,536 remembered callers, whatever their names. Beyond that number, the
 // callers that asked longest ago are forgotten and start again with a full burst; the total rate still holds.
@@ -84,7 +84,6 @@ type Limiter struct {
 	concurrent, queue int
 	queueTime         time.Duration
 	start             time.Time // the zero of all times below
-	limited           bool      // there is at least one limit
 
 	mu      sync.Mutex
 	used    int       // slots in use
@@ -108,7 +107,6 @@ func New(o Options) *Limiter {
 		callers:    newCallers(newSize(o.CallerRate, o.CallerBurst)),
 	}
 	l.long.last = -time.Hour
-	l.limited = l.concurrent > 0 || l.total.every > 0 || l.callers.every > 0
 	return l
 }
 
@@ -122,17 +120,11 @@ func (l *Limiter) Acquire(ctx context.Context, caller string) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if !l.limited {
-		return nil
-	}
 	l.mu.Lock()
 	place, err := l.take(caller)
 	l.mu.Unlock()
-	if err != nil {
+	if err != nil || place == nil {
 		return err
-	}
-	if place == nil {
-		return nil
 	}
 	granted := place.Value.(chan struct{})
 	select {
@@ -156,31 +148,26 @@ func (l *Limiter) take(caller string) (*list.Element, error) {
 	now := time.Since(l.start)
 	own, known := l.callers.find(caller, now)
 	ownWait, totalWait := own.wait(now), l.total.wait(now)
-	full := l.concurrent > 0 && l.used >= l.concurrent
+	full, waiting := l.concurrent > 0 && l.used >= l.concurrent, l.waiting.Len()
 	switch {
 	case ownWait > 0:
 		return nil, &Error{Reason: CallerRate, RetryAfter: max(ownWait, totalWait)}
 	case totalWait > 0:
 		return nil, &Error{Reason: TotalRate, RetryAfter: totalWait}
-	}
-	if full {
-		if l.waiting.Len() >= l.queue || l.overloaded(now) {
-			return nil, &Error{Reason: QueueFull, RetryAfter: l.pace.after(now, l.waiting.Len()+1)}
-		}
+	case full && (waiting >= l.queue || l.overloaded(now)):
+		return nil, &Error{Reason: QueueFull, RetryAfter: l.pace.after(now, waiting+1)}
 	}
 	own.take(now)
 	l.callers.put(caller, own, known, now)
 	l.total.take(now)
-	if full {
-		if l.waiting.Len() == 0 {
-			l.pace.begin(now)
-		}
-		return l.waiting.PushBack(make(chan struct{})), nil
-	}
-	if l.concurrent > 0 {
+	if !full {
 		l.used++
+		return nil, nil
 	}
-	return nil, nil
+	if waiting == 0 {
+		l.pace.last = now
+	}
+	return l.waiting.PushBack(make(chan struct{})), nil
 }
 
 // overloaded reports whether one more request would wait too long, and this is not just a burst; mu is held.
@@ -201,9 +188,6 @@ func (l *Limiter) overloaded(now time.Duration) bool {
 
 // Release frees the slot. The request that has waited longest gets it.
 func (l *Limiter) Release() {
-	if l.concurrent == 0 {
-		return
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.used == 0 {
@@ -221,6 +205,29 @@ func (l *Limiter) handOn() {
 	l.pace.step(time.Since(l.start))
 	l.waiting.Remove(first)
 	close(first.Value.(chan struct{}))
+}
+
+// Check returns the error of Acquire for the rate of a caller, and takes nothing.
+func (l *Limiter) Check(caller string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Since(l.start)
+	b, _ := l.callers.find(caller, now)
+	if wait := b.wait(now); wait > 0 {
+		return &Error{Reason: CallerRate, RetryAfter: wait}
+	}
+	return nil
+}
+
+// Forgive gives a token back to a caller, whose request was good and does not count.
+func (l *Limiter) Forgive(caller string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Since(l.start)
+	if b, known := l.callers.find(caller, now); known != nil {
+		b.full -= b.every
+		l.callers.put(caller, b, known, now)
+	}
 }
 
 // size is how fast a bucket fills and how much it holds.
@@ -263,8 +270,6 @@ type pace struct {
 	last    time.Duration // the last release, or when the queue began
 	average time.Duration // of these times, weighted towards newer ones; 0 at first
 }
-
-func (p *pace) begin(now time.Duration) { p.last = now }
 
 func (p *pace) step(now time.Duration) {
 	p.average = (3*cmp.Or(p.average, now-p.last) + now - p.last) / 4

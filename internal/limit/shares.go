@@ -54,13 +54,6 @@ func (s *Shares[K]) Give(peer K, n int) {
 	s.of[peer] = left
 }
 
-// Of returns how much the peer holds.
-func (s *Shares[K]) Of(peer K) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.of[peer]
-}
-
 // Held returns how much is held, by all peers together.
 func (s *Shares[K]) Held() int {
 	s.mu.Lock()

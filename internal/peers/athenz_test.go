@@ -311,7 +311,7 @@ func TestNodeAgent(t *testing.T) {
 		reviewer := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: api}))(t)
 		tokens, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer, TrustDomain: domain, Cluster: "Kubernetes"})
 		require.NoError(t, err)
-		nodes, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: c.URL, HTTPClient: api, Accounts: []string{"node/agent"}})
+		nodes, err := kube.NewNodeAuthorizer(reviewer, []string{"node/agent"}, nil)
 		require.NoError(t, err)
 		authority := must.Get(ca.New(ca.Config{TrustDomain: domain}))(t)
 		h, err := server.New(server.Options{Signer: authority, Authenticator: tokens, NodeAuthorizer: nodes.Authorize})

@@ -70,9 +70,11 @@ func NewCluster(t testing.TB, flags ...string) *Cluster {
 		"--listen-client-urls", listenURL(ports[0]), "--advertise-client-urls", listenURL(ports[0]),
 		"--listen-peer-urls", listenURL(ports[1]), "--initial-advertise-peer-urls", listenURL(ports[1]),
 		"--initial-cluster", "default="+listenURL(ports[1])))
-	c.server = exec.Command(server, "--etcd-servers="+listenURL(ports[0]), "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
-		fmt.Sprint("--secure-port=", ports[2]), "--cert-dir="+c.file("certs"), "--service-cluster-ip-range=10.96.0.0/24",
-		"--token-auth-file="+c.file("tokens.csv"), "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--endpoint-reconciler-type=none",
+	c.server = exec.Command(server, "--etcd-servers="+listenURL(ports[0]), "--bind-address=127.0.0.1",
+		"--advertise-address=127.0.0.1", fmt.Sprint("--secure-port=", ports[2]), "--cert-dir="+c.file("certs"),
+		"--service-cluster-ip-range=10.96.0.0/24",
+		"--token-auth-file="+c.file("tokens.csv"), "--authorization-mode=Node,RBAC",
+		"--enable-admission-plugins=NodeRestriction", "--endpoint-reconciler-type=none",
 		"--service-account-key-file="+c.file("sa.pub"), "--service-account-signing-key-file="+c.file("sa.key"),
 		"--service-account-issuer="+Issuer, "--api-audiences="+Issuer, "--disable-admission-plugins=ServiceAccount")
 	c.server.Args = append(c.server.Args, flags...)
@@ -205,9 +207,11 @@ func (c *Cluster) Create(t testing.TB, text string) {
 func (c *Cluster) Account(t testing.TB, namespace, name string) {
 	t.Helper()
 	if c.Status(t, "GET", "/api/v1/namespaces/"+namespace) == http.StatusNotFound {
-		c.Create(t, fmt.Sprintf("POST /api/v1/namespaces\n{apiVersion: v1, kind: Namespace, metadata: {name: %s}}", namespace))
+		c.Create(t, fmt.Sprintf("POST /api/v1/namespaces\n{apiVersion: v1, kind: Namespace, metadata: {name: %s}}",
+			namespace))
 	}
-	c.Create(t, fmt.Sprintf("POST /api/v1/namespaces/%s/serviceaccounts\n{apiVersion: v1, kind: ServiceAccount, metadata: {name: %s}}", namespace, name))
+	c.Create(t, fmt.Sprintf("POST /api/v1/namespaces/%s/serviceaccounts\n{apiVersion: v1, kind: ServiceAccount, "+
+		"metadata: {name: %s}}", namespace, name))
 }
 
 func (c *Cluster) nodeToken(name string) string { return c.admin + "." + name }
@@ -223,8 +227,10 @@ func (c *Cluster) Node(t testing.TB, name string) string {
 func (c *Cluster) Pod(t testing.TB, namespace, account, name, node string) string {
 	t.Helper()
 	var o struct{ Metadata struct{ UID string } }
-	c.Do(t, "POST", "/api/v1/namespaces/"+namespace+"/pods", fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: %s}, "+
-		"spec: {serviceAccountName: %s, nodeName: %s, containers: [{name: main, image: none}]}}", name, account, node), &o)
+	c.Do(t, "POST", "/api/v1/namespaces/"+namespace+"/pods",
+		fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: %s}, "+
+			"spec: {serviceAccountName: %s, nodeName: %s, containers: [{name: main, image: none}]}}",
+			name, account, node), &o)
 	return o.Metadata.UID
 }
 
@@ -256,7 +262,8 @@ func (c *Cluster) Token(t testing.TB, namespace, account, pod string, audiences 
 		request.Spec.Bound = &reference{"v1", "Pod", pod}
 	}
 	var answer struct{ Status struct{ Token string } }
-	c.Do(t, "POST", fmt.Sprintf("/api/v1/namespaces/%s/serviceaccounts/%s/token", namespace, account), &request, &answer)
+	c.Do(t, "POST", fmt.Sprintf("/api/v1/namespaces/%s/serviceaccounts/%s/token", namespace, account), &request,
+		&answer)
 	require.NotEmpty(t, answer.Status.Token)
 	return answer.Status.Token
 }

@@ -36,6 +36,7 @@ import (
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/examples/athenz-provider/firstuse"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
@@ -549,13 +550,13 @@ spec:
 func useProvider(t *testing.T, c *cluster, namespace string, _ []*manifestObject) error {
 	client := c.ClientOf(t, namespace, "athenz-callback")
 	pods := must.Get(athenz.NewAPIServer(c.URL, client))(t)
-	first := must.Get(athenz.FirstUseInConfigMap(c.URL, client, namespace+"/used-documents"))(t)
+	first := must.Get(firstuse.InConfigMap(c.URL, client, namespace+"/used-documents"))(t)
 	c.Account(t, namespace, "web")
 	pod := "web-1"
 	c.Create(t, fmt.Sprintf("POST /api/v1/namespaces/%s/pods\n{apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {serviceAccountName: web, nodeName: node-a, "+
 		"securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}, "+
 		"containers: [{name: main, image: none, securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}}]}}", namespace, pod))
-	_, err := pods.Pod(t.Context(), namespace, pod)
+	_, err := pods(t.Context(), namespace, pod)
 	was, used := first(t.Context(), [32]byte{1}, time.Now().Add(time.Minute))
 	if err == nil && used == nil && !was {
 		err = errors.New("the document was used before")
@@ -606,8 +607,8 @@ func usePods(t *testing.T, c *cluster, namespace string, _ []*manifestObject) er
 func useNodes(t *testing.T, c *cluster, namespace string, _ []*manifestObject) error {
 	grant(t, c.Cluster, namespace, "ca", "ClusterRole", "rules:\n- {apiGroups: [authentication.k8s.io], resources: [tokenreviews], verbs: [create]}\n")
 	node := namespace + "-node"
-	nodes, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: c.URL, HTTPClient: c.ClientOf(t, namespace, "ca"), Accounts: []string{node + "/workload-agent"}})
-	require.NoError(t, err)
+	reviewer := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: c.ClientOf(t, namespace, "ca")}))(t)
+	nodes := must.Get(kube.NewNodeAuthorizer(reviewer, []string{node + "/workload-agent"}, nil))(t)
 	c.Pod(t, node, "workload-agent", "agent-1", "node-a")
 	c.Account(t, namespace, "web")
 	c.Pod(t, namespace, "web", "web-1", "node-a")
@@ -968,7 +969,7 @@ func useTokens(t *testing.T, c *cluster, namespace string, client *http.Client) 
 	c.Account(t, namespace, "proxy")
 	c.Pod(t, namespace, "proxy", "proxy", "node-a")
 	reviewer := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: c.URL, HTTPClient: client}))(t)
-	nodes, err := kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{APIServer: c.URL, HTTPClient: client, Accounts: []string{namespace + "/proxy"}})
+	nodes, err := kube.NewNodeAuthorizer(reviewer, []string{namespace + "/proxy"}, nil)
 	require.NoError(t, err)
 
 	account, errReview := reviewer.Review(t.Context(), c.Token(t, namespace, "proxy", "proxy", "istio-ca"), []string{"istio-ca"})

@@ -37,7 +37,8 @@ func keycloakDist() *peer {
 		if err := unzip(archive, "keycloak-"+KeycloakVersion, path); err != nil {
 			return err
 		}
-		return run(exec.Command(filepath.Join(path, "bin", "kc.sh"), "build", "--db=dev-mem", "--features=spiffe,client-auth-federated", "--health-enabled=false", "--https-client-auth=request"))
+		return run(exec.Command(filepath.Join(path, "bin", "kc.sh"), "build", "--db=dev-mem",
+			"--features=spiffe,client-auth-federated", "--health-enabled=false", "--https-client-auth=request"))
 	}}
 }
 
@@ -101,7 +102,8 @@ func NewKeycloak(t testing.TB, clients []byte) *Keycloak {
 		}
 	}
 	path, ports, dir := Program(t, keycloak), FreePorts(t, 2), t.TempDir()
-	k := &Keycloak{URL: listenURL(ports[0]), TLS: "https://" + loopback(ports[1]), Roots: x509.NewCertPool(), password: "of-the-admin"}
+	k := &Keycloak{URL: listenURL(ports[0]), TLS: "https://" + loopback(ports[1]), Roots: x509.NewCertPool(),
+		password: "of-the-admin"}
 	web := httptest.NewUnstartedServer(nil)
 	web.StartTLS() // for its certificate, which is for loopback
 	web.Close()
@@ -116,13 +118,17 @@ func NewKeycloak(t testing.TB, clients []byte) *Keycloak {
 		require.NoError(t, os.WriteFile(file(name), data, 0o600))
 	}
 	// As kc.sh does, which would leave it behind when it is killed.
-	cmd := exec.Command("java", "-Xmx512m", "-Dkc.home.dir="+path, "-Djboss.server.config.dir="+filepath.Join(path, "conf"),
+	cmd := exec.Command("java", "-Xmx512m", "-Dkc.home.dir="+path,
+		"-Djboss.server.config.dir="+filepath.Join(path, "conf"),
 		"-Djava.util.logging.manager=org.jboss.logmanager.LogManager",
 		"-Djava.util.concurrent.ForkJoinPool.common.threadFactory=io.quarkus.bootstrap.forkjoin.QuarkusForkJoinWorkerThreadFactory",
-		"--add-opens=java.base/java.util=ALL-UNNAMED", "--add-opens=java.base/java.util.concurrent=ALL-UNNAMED", "--add-opens=java.base/java.security=ALL-UNNAMED",
-		"-cp", filepath.Join(path, "lib", "quarkus-run.jar"), "io.quarkus.bootstrap.runner.QuarkusEntryPoint", "start", "--optimized", "--cache=local", "--http-enabled=true",
-		"--hostname-strict=false", "--http-host=127.0.0.1", fmt.Sprint("--http-port=", ports[0]), "--https-certificate-file="+file("tls.crt"),
-		"--https-certificate-key-file="+file("tls.key"), fmt.Sprint("--https-port=", ports[1]), "--https-trust-store-file="+file("clients.pem"))
+		"--add-opens=java.base/java.util=ALL-UNNAMED", "--add-opens=java.base/java.util.concurrent=ALL-UNNAMED",
+		"--add-opens=java.base/java.security=ALL-UNNAMED",
+		"-cp", filepath.Join(path, "lib", "quarkus-run.jar"), "io.quarkus.bootstrap.runner.QuarkusEntryPoint", "start", "--optimized",
+		"--cache=local", "--http-enabled=true",
+		"--hostname-strict=false", "--http-host=127.0.0.1", fmt.Sprint("--http-port=", ports[0]),
+		"--https-certificate-file="+file("tls.crt"), "--https-certificate-key-file="+file("tls.key"),
+		fmt.Sprint("--https-port=", ports[1]), "--https-trust-store-file="+file("clients.pem"))
 	cmd.Env = append(os.Environ(), "KC_BOOTSTRAP_ADMIN_USERNAME=admin", "KC_BOOTSTRAP_ADMIN_PASSWORD="+k.password)
 	Start(t, file("log"), cmd).Ready(t, func() error {
 		status, answer, err := k.TokenRequest("master", url.Values{

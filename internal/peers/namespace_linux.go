@@ -38,9 +38,10 @@ func StartIsolated(t testing.TB, log string, cmd *exec.Cmd, port int) (*Process,
 	return p, l
 }
 
-// StartContainer is [StartIsolated] for a program in a pod with an IPv4 address. Files and folders are mounted for it: binds
-// has them by the places where it sees them.
-func StartContainer(t testing.TB, log string, cmd *exec.Cmd, address string, port int, binds map[string]string) (*Process, net.Listener) {
+// StartContainer is [StartIsolated] for a program in a pod with an IPv4 address. Files and folders are mounted for
+// it: binds has them by the places where it sees them.
+func StartContainer(t testing.TB, log string, cmd *exec.Cmd, address string, port int, binds map[string]string) (
+	*Process, net.Listener) {
 	t.Helper()
 	allowed(t, syscall.CLONE_NEWNET)
 	allowed(t, syscall.CLONE_NEWNS)
@@ -52,7 +53,8 @@ func StartContainer(t testing.TB, log string, cmd *exec.Cmd, address string, por
 		if l, err = net.Listen("tcp", loopback(port)); err != nil {
 			return err
 		}
-		err = cmp.Or(syscall.Unshare(syscall.CLONE_NEWNS), syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""))
+		err = cmp.Or(syscall.Unshare(syscall.CLONE_NEWNS), syscall.Mount("", "/", "",
+			syscall.MS_REC|syscall.MS_PRIVATE, ""))
 		for at, file := range binds {
 			err = cmp.Or(err, syscall.Mount(file, at, "", syscall.MS_BIND, ""))
 		}
@@ -62,7 +64,8 @@ func StartContainer(t testing.TB, log string, cmd *exec.Cmd, address string, por
 	return p, l
 }
 
-// isolate gives the thread a network namespace with a loopback device, which has another address, too, unless that is empty.
+// isolate gives the thread a network namespace with a loopback device, which has another address, too, unless that is
+// empty.
 func isolate(address string) error {
 	if err := syscall.Unshare(syscall.CLONE_NEWNET); err != nil {
 		return err
@@ -77,7 +80,8 @@ func isolate(address string) error {
 		name [16]byte
 		addr unix.RawSockaddrInet4
 		_    [8]byte
-	}{name: [16]byte{'l', 'o', ':', '1'}, addr: unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: netip.MustParseAddr(address).As4()}}
+	}{name: [16]byte{'l', 'o', ':', '1'}, addr: unix.RawSockaddrInet4{Family: unix.AF_INET,
+		Addr: netip.MustParseAddr(address).As4()}}
 	return ioctl(syscall.SIOCSIFADDR, unsafe.Pointer(&request))
 }
 

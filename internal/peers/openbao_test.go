@@ -22,7 +22,6 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
 type doc = map[string]any
@@ -136,28 +135,6 @@ func count[V any](all func(func(V) bool)) (n int) {
 	return n
 }
 
-// TestOpenBaoCertLogin logs in with certificates: one with a common name, and a plain X.509-SVID, for which the method has no name.
-func TestOpenBaoCertLogin(t *testing.T) {
-	t.Parallel()
-	b := newBao(t)
-	ours := spiffetest.NewCA(t, domain.String())
-	b.Policy(t, "sign", signPolicy)
-	b.Do(t, "", http.MethodPost, "sys/auth/cert", doc{"type": "cert"}, nil)
-	b.Do(t, "", http.MethodPost, "auth/cert/certs/web", doc{"certificate": string(pki.MarshalCertificatesPEM(ours.Root())), "allowed_uri_sans": webID.String(), "token_policies": "sign"}, nil)
-	login := func(cert tls.Certificate) caclient.CA {
-		return baoClient(t, b, "", func(o *vault.Options) {
-			o.Login = vault.CertLogin("", "web")
-			o.Endpoint.HTTPClient = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: b.Roots(), Certificates: []tls.Certificate{cert}}}}
-		})
-	}
-	_, err := signBy(t, login(*ours.SVID(webID.Path()).TLSCertificate()), 0)
-	refusedAs(t, err, caclient.ErrUnauthenticated, false, "this one has none: give it one, or log in with a token")
-
-	chain, key := ours.Certificate(webID.Path(), func(c *x509.Certificate) { c.Subject.CommonName = "web" })
-	named := must.Get(pki.NewCredential(chain, key))(t)
-	must.Get(signBy(t, login(*named.TLSCertificate()), 0))(t)
-}
-
 // TestOpenBaoJWTLogin logs in with JWT-SVIDs of our CA, by the method jwt.
 func TestOpenBaoJWTLogin(t *testing.T) {
 	t.Parallel()
@@ -181,7 +158,7 @@ func TestOpenBaoJWTLogin(t *testing.T) {
 	}, nil)
 	login := func(token string) error {
 		t.Helper()
-		_, err := signBy(t, baoClient(t, b, token, func(o *vault.Options) { o.Login = vault.KubernetesLogin("jwt", "web") }), 0)
+		_, err := signBy(t, baoClient(t, b, token, func(o *vault.Options) { o.LoginRole, o.LoginMount = "web", "jwt" }), 0)
 		return err
 	}
 	sign := func(a *ca.Authority, id spiffe.ID, audience string, ttl time.Duration) string {
@@ -254,7 +231,7 @@ func testOpenBaoLogin(t *testing.T, c *cluster) {
 		"bound_service_account_names": "web", "bound_service_account_namespaces": namespace, "audience": peers.Issuer, "token_policies": "sign", "token_ttl": "10s",
 	}, nil)
 	login := func(account string) caclient.CA {
-		return baoClient(t, b, c.Token(t, namespace, account, "", peers.Issuer), func(o *vault.Options) { o.Login = vault.KubernetesLogin("", "web") })
+		return baoClient(t, b, c.Token(t, namespace, account, "", peers.Issuer), func(o *vault.Options) { o.LoginRole = "web" })
 	}
 	web := login("web")
 	for range 2 {

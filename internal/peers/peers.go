@@ -1,16 +1,16 @@
-// Package peers has real programs of others, which our tests run against: the API server of Kubernetes with its etcd, what a kubelet does for
-// certificates of pods,
-// Istio's CA server, agent and injector (istioctl), step-ca, OpenBao, Keycloak, Athenz's client of ZTS, a Python client of the Workload API, nats-server, and MariaDB,
-// Redis and PostgreSQL of Debian. The proofs are its tests.
+// Package peers has real programs of others, which our tests run against: the API server of Kubernetes with its etcd,
+// what a kubelet does for certificates of pods, Istio's CA server, agent and injector (istioctl), step-ca, OpenBao,
+// Keycloak, Athenz's client of ZTS, a Python client of the Workload API, nats-server, and MariaDB, Redis and
+// PostgreSQL of Debian. The proofs are its tests.
 //
-// The programs are built from published modules, each with a module file of its own below programs, so that nothing of
-// theirs reaches another go.mod. They are built once for a user of a machine, and kept in the user's cache folder under a
-// hash of what they are built from, or in the folder that the environment variable SVIDKIT_PEERS_CACHE names:
+// The programs are built from published modules, each with a module file of its own below programs, so that nothing
+// of theirs reaches another go.mod. They are built once for a user of a machine, and kept in the user's cache folder
+// under a hash of what they are built from, or in the folder that the environment variable SVIDKIT_PEERS_CACHE names:
 //
 //	go run ./build
 //
-// The first builds take about ten minutes on two cores. A test skips with the reason where a program is not built. With
-// SVIDKIT_PEERS=require in the environment, as in CI, it is built then, and the test fails if that fails.
+// The first builds take about ten minutes on two cores. A test skips with the reason where a program is not built.
+// With SVIDKIT_PEERS=require in the environment, as in CI, it is built then, and the test fails if that fails.
 package peers
 
 import (
@@ -112,9 +112,9 @@ func Program(t testing.TB, name string) string {
 	return path
 }
 
-// Build returns the path of a program, or of the folder of a Python package, and makes it first if there is none that was
-// made from the same files by the same Go or Python. It must be called in the folder of this package, as tests and go run
-// are. Calls in several processes wait for each other.
+// Build returns the path of a program, or of the folder of a Python package, and makes it first if there is none that
+// was made from the same files by the same Go or Python. It must be called in the folder of this package, as tests
+// and go run are. Calls in several processes wait for each other.
 func Build(name string) (string, error) {
 	p, err := peerOf(name)
 	if err != nil {

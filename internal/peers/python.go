@@ -19,10 +19,11 @@ func python() (*peer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("python3: %w", err)
 	}
-	return &peer{pySpiffe + "-" + PySpiffe + "-" + strings.TrimSpace(string(tag)) + "/packages", func(path string) error {
-		return run(exec.Command("python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--root-user-action=ignore",
-			"--target", path, "spiffe=="+PySpiffe))
-	}}, nil
+	return &peer{pySpiffe + "-" + PySpiffe + "-" + strings.TrimSpace(string(tag)) + "/packages",
+		func(path string) error {
+			return run(exec.Command("python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+				"--root-user-action=ignore", "--target", path, "spiffe=="+PySpiffe))
+		}}, nil
 }
 
 // Python returns a command that runs a script with the Python package spiffe.

@@ -87,7 +87,8 @@ func (s *StepCA) addRoot(t testing.TB) {
 	t.Helper()
 	now := time.Now()
 	var err error
-	s.next, err = pki.NewRoot(newKey(t), pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(s.td.ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(48 * time.Hour)})
+	s.next, err = pki.NewRoot(newKey(t), pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(s.td.ID())},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(48 * time.Hour)})
 	require.NoError(t, err)
 	s.roots = append([]*x509.Certificate{s.next.Certificate()}, s.roots...)
 	require.NoError(t, os.WriteFile(s.RootsFile(), pki.MarshalCertificatesPEM(s.roots...), 0o600))
@@ -96,7 +97,8 @@ func (s *StepCA) addRoot(t testing.TB) {
 func (s *StepCA) useRoot(t testing.TB) {
 	t.Helper()
 	now, key := time.Now(), newKey(t)
-	intermediate, err := s.next.Issue(pki.CertificateOptions{PublicKey: key.Public(), CA: true, SANs: []pki.SAN{pki.IDSAN(s.td.ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour)})
+	intermediate, err := s.next.Issue(pki.CertificateOptions{PublicKey: key.Public(), CA: true,
+		SANs: []pki.SAN{pki.IDSAN(s.td.ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour)})
 	require.NoError(t, err)
 	keyPEM, err := pki.MarshalPrivateKeyPEM(key)
 	require.NoError(t, err)
@@ -114,10 +116,13 @@ func (s *StepCA) start(t testing.TB) {
 		files = append(files, name)
 	}
 	config, err := json.Marshal(map[string]any{
-		"root": files, "crt": s.path("intermediate.crt"), "key": s.path("intermediate.key"), "address": s.address, "dnsNames": []string{"127.0.0.1"}, "logger": map[string]any{"format": "text"},
+		"root": files, "crt": s.path("intermediate.crt"), "key": s.path("intermediate.key"),
+		"address": s.address, "dnsNames": []string{"127.0.0.1"}, "logger": map[string]any{"format": "text"},
 		"authority": map[string]any{"provisioners": []any{map[string]any{
-			"type": "JWK", "name": s.Provisioner, "key": jose.JSONWebKey{Key: s.Key.Public(), KeyID: s.KeyID, Algorithm: "ES256", Use: "sig"},
-			"claims": map[string]any{"minTLSCertDuration": "1s", "maxTLSCertDuration": "24h", "defaultTLSCertDuration": "1h"},
+			"type": "JWK", "name": s.Provisioner, "key": jose.JSONWebKey{Key: s.Key.Public(), KeyID: s.KeyID,
+				Algorithm: "ES256", Use: "sig"},
+			"claims": map[string]any{"minTLSCertDuration": "1s", "maxTLSCertDuration": "24h",
+				"defaultTLSCertDuration": "1h"},
 		}}},
 	})
 	require.NoError(t, err)
@@ -149,18 +154,21 @@ func (s *StepCA) Client(own *tls.Certificate) *http.Client {
 	if own != nil {
 		cfg.Certificates = []tls.Certificate{*own}
 	}
-	return &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true}, Timeout: 10 * time.Second}
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true},
+		Timeout: 10 * time.Second}
 }
 
 // Token returns a one-time token for a certificate with a subject and names.
 func (s *StepCA) Token(t testing.TB, subject string, names ...string) string {
 	t.Helper()
-	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: s.Key}, (&jose.SignerOptions{}).WithType("JWT").WithHeader("kid", s.KeyID))
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: s.Key},
+		(&jose.SignerOptions{}).WithType("JWT").WithHeader("kid", s.KeyID))
 	require.NoError(t, err)
 	now := time.Now()
 	token, err := jwt.Signed(signer).Claims(jwt.Claims{
 		Issuer: s.Provisioner, Subject: subject, Audience: jwt.Audience{s.URL + "/1.0/sign"}, ID: rand.Text(),
-		IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(5 * time.Minute)),
+		IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now),
+		Expiry: jwt.NewNumericDate(now.Add(5 * time.Minute)),
 	}).Claims(map[string]any{"sans": names}).Serialize()
 	require.NoError(t, err)
 	return token

@@ -21,17 +21,18 @@ import (
 func Of(svids spiffe.SVIDSource, bundles spiffe.BundleSource, origin string,
 	domains ...spiffe.TrustDomain) (r report.Report) {
 	if svids != nil {
-		i, svid := identity(svids)
-		r.NotReady = i.Err
-		if svid != nil {
+		svid, err := svids.SVID()
+		if err == nil && svid == nil {
+			err = errors.New("the source returned no SVID and no error")
+		}
+		i := report.Identity{Own: true, Err: err}
+		if err == nil {
 			if td := svid.ID().TrustDomain(); !slices.Contains(domains, td) {
 				domains = append([]spiffe.TrustDomain{td}, domains...)
 			}
-			if bundles != nil && !time.Now().After(i.NotAfter) {
-				r.NotReady = verify(&i, svid, bundles)
-			}
+			i, err = identity(svid, bundles)
 		}
-		r.Identities = []report.Identity{i}
+		r.Identities, r.NotReady = []report.Identity{i}, err
 	}
 	if bundles != nil {
 		r.Bundles = list(bundles, origin, domains)
@@ -39,40 +40,61 @@ func Of(svids spiffe.SVIDSource, bundles spiffe.BundleSource, origin string,
 	return r
 }
 
-func identity(src spiffe.SVIDSource) (i report.Identity, svid *spiffe.SVID) {
-	svid, err := src.SVID()
-	switch {
-	case err != nil:
-		return report.Identity{Own: true, Err: err}, nil
-	case svid == nil:
-		return report.Identity{Own: true, Err: errors.New("the source returned no SVID and no error")}, nil
-	}
+// identity returns the report of svid, and why peers with the same bundle refuse it. NotAfter is when the chain that
+// they verify ends: certificates outside that chain may end earlier. A bundle without a good X.509 authority is
+// reported elsewhere.
+func identity(svid *spiffe.SVID, bundles spiffe.BundleSource) (report.Identity, error) {
 	first := slices.MinFunc(svid.Chain(), func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
-	return report.Identity{
-		Name: svid.ID().String(), Own: true, NotBefore: svid.Leaf().NotBefore, NotAfter: svid.NotAfter(),
-		ChainEnd:    first.NotAfter,
-		Certificate: svid.Leaf,
-	}, svid
-}
-
-// verify sets when the chain that peers verify ends, or returns why peers with the same bundle refuse svid.
-// Certificates outside that chain may end earlier. A bundle without a good X.509 authority is reported elsewhere.
-func verify(i *report.Identity, svid *spiffe.SVID, bundles spiffe.BundleSource) error {
-	td := svid.ID().TrustDomain()
+	i := report.Identity{Name: svid.ID().String(), Own: true, NotBefore: svid.Leaf().NotBefore,
+		NotAfter: svid.NotAfter(), ChainEnd: first.NotAfter, Certificate: svid.Leaf}
+	now, td := time.Now(), svid.ID().TrustDomain()
+	if bundles == nil || now.After(i.NotAfter) {
+		return i, nil
+	}
 	b, err := bundles.Bundle(td)
-	if err != nil || b == nil {
-		return nil
+	if err != nil || b == nil || !slices.ContainsFunc(slices.Collect(b.X509Authorities()),
+		func(c *x509.Certificate) bool { return !now.After(c.NotAfter) }) {
+		return i, nil
 	}
-	if roots := slices.Collect(b.X509Authorities()); !slices.ContainsFunc(roots,
-		func(c *x509.Certificate) bool { return !time.Now().After(c.NotAfter) }) {
-		return nil
-	}
-	path, err := certchain.Path(svid.Chain(), b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), time.Now())
+	path, err := certchain.Path(svid.Chain(), b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), now)
 	if err != nil {
-		return fmt.Errorf("no peer that has this trust bundle of %q accepts the SVID of %q: %w", td, svid.ID(), err)
+		return i, fmt.Errorf("no peer that has this trust bundle of %q accepts the SVID of %q: %w", td, svid.ID(), err)
 	}
 	i.NotAfter = certchain.End(path)
-	return nil
+	return i, nil
+}
+
+// Refused returns why peers with these bundles refuse svid at the given time, or nil.
+func Refused(svid *spiffe.SVID, bundles spiffe.BundleSource, at time.Time) error {
+	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()),
+		func() time.Time { return at })
+	if err == nil {
+		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
+	}
+	return err
+}
+
+// Usages returns why svid must not replace old, which may be nil: its extended key usages permit neither a server nor a
+// client, or less than those of old, which is still valid. The note is about an identity for one side only.
+func Usages(svid, old *spiffe.SVID) (note, err error) {
+	server, client := certchain.Roles(svid.Chain())
+	if server && client {
+		return nil, nil
+	}
+	if !server && !client {
+		return nil, fmt.Errorf("the extended key usages of %q permit neither a server nor a client", svid.ID())
+	}
+	if old != nil && time.Now().Before(old.NotAfter()) {
+		if s, c := certchain.Roles(old.Chain()); s && !server || c && !client {
+			return nil, fmt.Errorf("the extended key usages of the new certificate of %q permit less than those of "+
+				"the certificate in force", svid.ID())
+		}
+	}
+	side := "server"
+	if client {
+		side = "client"
+	}
+	return fmt.Errorf("the extended key usages of %q permit a %s only", svid.ID(), side), nil
 }
 
 // list returns the bundles that src can list, and the bundles of domains.
@@ -101,13 +123,13 @@ func list(src spiffe.BundleSource, origin string, domains []spiffe.TrustDomain) 
 		if slices.ContainsFunc(all, func(b report.Bundle) bool { return b.TrustDomain == td.String() }) {
 			continue
 		}
-		switch b, err := src.Bundle(td); {
-		case err != nil:
+		b, err := src.Bundle(td)
+		if err == nil && b == nil {
+			err = errors.New("the source returned no bundle and no error")
+		}
+		if err != nil {
 			all = append(all, report.Bundle{TrustDomain: td.String(), Origin: origin, Err: err})
-		case b == nil:
-			all = append(all, report.Bundle{TrustDomain: td.String(), Origin: origin,
-				Err: errors.New("the source returned no bundle and no error")})
-		default:
+		} else {
 			all = append(all, Bundle(b, origin))
 		}
 	}

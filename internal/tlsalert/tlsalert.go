@@ -5,7 +5,6 @@
 package tlsalert
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -33,23 +32,6 @@ func Client(ctx context.Context, below net.Conn, config *tls.Config, first int32
 	}
 	c.ready.Store(true)
 	return c.tls, nil
-}
-
-// Dial is like [Client], over the connection that dial returns. If config has no ServerName, Dial sets addr's host.
-func Dial(
-	ctx context.Context, dial func(ctx context.Context, network, addr string) (net.Conn,
-		error), network, addr string, config *tls.Config, first int32,
-) (*tls.Conn, error) {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		return nil, err
-	}
-	config.ServerName = cmp.Or(config.ServerName, host)
-	raw, err := dial(ctx, network, addr)
-	if err != nil {
-		return nil, err
-	}
-	return Client(ctx, raw, config, first)
 }
 
 // Below returns the connection under c, whether [Client] made c or not.

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -21,8 +22,7 @@ import (
 // connect returns both ends of a connection over TCP, with the connection below that of the server.
 func connect(t *testing.T, first int32, protos ...string) (client, server *tls.Conn, below net.Conn) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	ca := spiffetest.NewCA(t, "example.org")
 	var wg sync.WaitGroup
@@ -33,9 +33,8 @@ func connect(t *testing.T, first int32, protos ...string) (client, server *tls.C
 			assert.NoError(t, server.HandshakeContext(context.Background()))
 		}
 	})
-	raw, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
-	client, err = tlsalert.Client(t.Context(), raw, &tls.Config{InsecureSkipVerify: true, NextProtos: protos}, first) // the server is of this test
+	raw := must.Get(net.Dial("tcp", l.Addr().String()))(t)
+	client, err := tlsalert.Client(t.Context(), raw, &tls.Config{InsecureSkipVerify: true, NextProtos: protos}, first) // the server is of this test
 	require.NoError(t, err)
 	wg.Wait()
 	t.Cleanup(func() { _ = client.Close(); _ = below.Close() })
@@ -60,8 +59,7 @@ func TestData(t *testing.T) {
 			client, server, below := connect(t, 0)
 			var all strings.Builder
 			for _, s := range sent {
-				_, err := server.Write([]byte(s))
-				require.NoError(t, err)
+				must.Get(server.Write([]byte(s)))(t)
 				all.WriteString(s)
 			}
 			require.NoError(t, below.Close())
@@ -76,12 +74,9 @@ func TestData(t *testing.T) {
 	t.Run("two bytes that were read, and more", func(t *testing.T) {
 		t.Parallel()
 		client, server, below := connect(t, 0)
-		_, err := server.Write([]byte("OK"))
-		require.NoError(t, err)
-		_, err = io.ReadFull(client, make([]byte, 2))
-		require.NoError(t, err)
-		_, err = server.Write([]byte("bye"))
-		require.NoError(t, err)
+		must.Get(server.Write([]byte("OK")))(t)
+		must.Get(io.ReadFull(client, make([]byte, 2)))(t)
+		must.Get(server.Write([]byte("bye")))(t)
 		require.NoError(t, below.Close())
 		assert.NotContains(t, writeUntilRefused(client).Error(), "remote error")
 		got, _ := io.ReadAll(client)
@@ -91,15 +86,11 @@ func TestData(t *testing.T) {
 		t.Parallel()
 		client, server, _ := connect(t, 1)
 		for range 3 { // of which each answer has two bytes
-			_, err := client.Write([]byte("go on"))
-			require.NoError(t, err)
-			_, err = io.ReadFull(server, make([]byte, 5))
-			require.NoError(t, err)
-			_, err = server.Write([]byte("OK"))
-			require.NoError(t, err)
+			must.Get(client.Write([]byte("go on")))(t)
+			must.Get(io.ReadFull(server, make([]byte, 5)))(t)
+			must.Get(server.Write([]byte("OK")))(t)
 			var answer [2]byte
-			_, err = io.ReadFull(client, answer[:])
-			require.NoError(t, err)
+			must.Get(io.ReadFull(client, answer[:]))(t)
 			assert.Equal(t, "OK", string(answer[:]))
 		}
 	})
@@ -124,8 +115,7 @@ func TestFirstWrites(t *testing.T) {
 					t.Fatal("the reader did not wait: ", err)
 				case <-time.After(100 * time.Millisecond):
 				}
-				_, err := client.Write([]byte("hello"))
-				require.NoError(t, err)
+				must.Get(client.Write([]byte("hello")))(t)
 			}
 			assert.ErrorIs(t, <-read, io.EOF)
 		})
@@ -138,10 +128,9 @@ func TestDamaged(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	client, _, below := connect(t, 0)
-	_, err := below.Write(append([]byte{23, 3, 3, 0, 19}, make([]byte, 19)...))
-	require.NoError(t, err)
+	must.Get(below.Write(append([]byte{23, 3, 3, 0, 19}, make([]byte, 19)...)))(t)
 	require.NoError(t, below.Close())
 	assert.Error(t, writeUntilRefused(client))
-	_, err = client.Read(make([]byte, 1))
+	_, err := client.Read(make([]byte, 1))
 	assert.ErrorContains(t, err, "bad record MAC")
 }

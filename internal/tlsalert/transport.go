@@ -1,6 +1,7 @@
 package tlsalert
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"net"
@@ -20,6 +21,7 @@ func NewTransport(newConfig func(context.Context) (*tls.Config, error), priorKno
 	}
 	t := &http.Transport{
 		Proxy:                  http.ProxyFromEnvironment,
+		DialContext:            dial,
 		Protocols:              new(http.Protocols),
 		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout:    handshake,
@@ -30,7 +32,6 @@ func NewTransport(newConfig func(context.Context) (*tls.Config, error), priorKno
 	t.Protocols.SetHTTP1(!priorKnowledge)
 	t.Protocols.SetHTTP2(!priorKnowledge)
 	t.Protocols.SetUnencryptedHTTP2(priorKnowledge)
-	t.DialContext = dial
 	if newConfig != nil {
 		t.Proxy = nil
 	}
@@ -43,29 +44,37 @@ func NewTransport(newConfig func(context.Context) (*tls.Config, error), priorKno
 				return nil, err
 			}
 		}
-		return dialTLS(ctx, t.Protocols, config, dial, network, addr)
+		config.NextProtos = nil
+		if t.Protocols.HTTP2() {
+			config.NextProtos = append(config.NextProtos, "h2")
+		}
+		if t.Protocols.HTTP1() {
+			config.NextProtos = append(config.NextProtos, "http/1.1")
+		}
+		return dialTLS(ctx, dial, network, addr, config, priorKnowledge)
 	}
 	return t
 }
 
-// dialTLS opens a connection for a transport that speaks protocols.
+// dialTLS opens a connection for a transport. If config has no ServerName, it sets addr's host.
 func dialTLS(
-	ctx context.Context, protocols *http.Protocols, config *tls.Config,
-	dial func(ctx context.Context, network, addr string) (net.Conn, error), network, addr string,
+	ctx context.Context, dial func(ctx context.Context, network, addr string) (net.Conn, error),
+	network, addr string, config *tls.Config, priorKnowledge bool,
 ) (net.Conn, error) {
-	config.NextProtos = nil
-	if protocols.HTTP2() {
-		config.NextProtos = append(config.NextProtos, "h2")
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
 	}
-	if protocols.HTTP1() {
-		config.NextProtos = append(config.NextProtos, "http/1.1")
+	config.ServerName = cmp.Or(config.ServerName, host)
+	raw, err := dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
 	}
-	priorKnowledge := protocols.UnencryptedHTTP2()
 	first := int32(1)
 	if priorKnowledge {
 		first = 2
 	}
-	c, err := Dial(ctx, dial, network, addr, config, first)
+	c, err := Client(ctx, raw, config, first)
 	switch {
 	case err != nil:
 		return nil, err

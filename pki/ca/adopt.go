@@ -3,10 +3,8 @@ package ca
 import (
 	"bytes"
 	"crypto/x509"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/redact"
@@ -44,7 +42,6 @@ func record(d *rotation.Document, td spiffe.TrustDomain) (map[string][]byte, err
 		return nil, err
 	}
 	data := map[string][]byte{stateName: state, noteName: []byte(note)}
-	maps.Copy(data, d.Others)
 	active := d.In(rotation.Root, Active)
 	if active == nil {
 		return data, nil
@@ -65,14 +62,6 @@ func (a *Authority) read(r Record, now time.Time) (d *rotation.Document, changed
 	d, changed, err = a.parse(r, now)
 	if err != nil {
 		return nil, false, fmt.Errorf("ca: %w: %w", errRecord, within(err))
-	}
-	d.Others = map[string][]byte{}
-	for name, b := range r.Data() {
-		switch name {
-		case stateName, caCertName, caKeyName, certChainName, keyName, rootCertName, noteName:
-		default:
-			d.Others[name] = bytes.Clone(b) // not ours to change
-		}
 	}
 	return d, changed, nil
 }
@@ -102,7 +91,7 @@ func (a *Authority) parse(r Record, now time.Time) (*rotation.Document, bool, er
 			"or the other way round; give each its own store")
 	}
 	if active == nil {
-		return d, !noted, nil
+		return d, false, nil
 	}
 	if len(r.Data()[caCertName]) > 0 {
 		cert, err := firstCertificate(r.Data()[caCertName])
@@ -114,33 +103,26 @@ func (a *Authority) parse(r Record, now time.Time) (*rotation.Document, bool, er
 			return d, true, err
 		}
 	}
-	repaired, err := a.checkCopies(r, active)
-	return d, repaired || !noted, err
+	return d, false, checkKeyCopy(r, active)
 }
 
-// checkCopies checks the PEM items beside the state, which are for other programs. It reports whether one is missing
-// and must be written again. A key other than the active root's may be the only copy, so it is an error.
-func (a *Authority) checkCopies(r Record, active *rotation.Key) (missing bool, err error) {
-	for _, name := range []string{caCertName, caKeyName, rootCertName} {
-		if len(bytes.TrimSpace(r.Data()[name])) == 0 {
-			a.cfg.Logger.Warn(name + " is missing from the record, and is written again")
-			missing = true
-		}
-	}
+// checkKeyCopy checks the copy of the active root's key in PEM. Another key may be the only copy, and the next save
+// would overwrite it.
+func checkKeyCopy(r Record, active *rotation.Key) error {
 	b := r.Data()[caKeyName]
 	if len(bytes.TrimSpace(b)) == 0 {
-		return missing, nil
+		return nil
 	}
 	key, err := pki.ParsePrivateKeyPEM(b)
 	if err == nil && !pki.PublicKeysEqual(key.Public(), active.Cert.PublicKey) {
 		err = pki.ErrKeyMismatch
 	}
 	if err != nil {
-		return false, fmt.Errorf("%s is not the key of the active root %s, which is in %s: to replace the CA put "+
-			"the certificate of the key into %s, else remove %s: %w",
+		return fmt.Errorf("%s is not the key of the active root %s, which is in %s: to replace the CA put the "+
+			"certificate of the key into %s, else remove %s: %w",
 			caKeyName, active.ID, stateName, caCertName, caKeyName, err)
 	}
-	return missing, nil
+	return nil
 }
 
 func firstCertificate(b []byte) (*x509.Certificate, error) {
@@ -205,12 +187,6 @@ func (a *Authority) adopt(d *rotation.Document, r Record, now time.Time) (*rotat
 		}
 	}
 	if d == nil {
-		if c := active.Cert; len(c.SubjectKeyId) > 0 && c.Subject.SerialNumber == hex.EncodeToString(c.SubjectKeyId) {
-			a.cfg.Logger.Warn("the CA that is adopted is one of this package, and its "+stateName+" is missing: "+
-				"roots and keys "+
-				"that were to retire or to sign next are unknown; restore the record from a backup",
-				"serial", active.ID)
-		}
 		d = &rotation.Document{Authority: rotation.RandomID(), Sequence: 1}
 		d.Keys[rotation.Root] = []rotation.Key{active}
 	} else if err := d.ReplaceActive(active, now); err != nil {

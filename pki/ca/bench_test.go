@@ -9,8 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -19,11 +18,9 @@ import (
 // multiple of the cryptography that no CA can do without, measured in the same loop: one
 // verification, of the request, and one signature.
 func BenchmarkParseAndSign(b *testing.B) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(b, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(b)
 	digest := sha256.Sum256([]byte("digest"))
-	sig, err := ecdsa.SignASN1(rand.Reader, key, digest[:])
-	require.NoError(b, err)
+	sig := must.Get(ecdsa.SignASN1(rand.Reader, key, digest[:]))(b)
 	a, der := newAuthority(b), newCSR(b, pki.IDSAN(web)).DER()
 
 	var bare, whole time.Duration

@@ -35,7 +35,7 @@
 //	            expired, plus Config.Backdate for verifiers whose clocks are slow
 //
 // So a leaf's root has been in the bundle for at least Propagation before the leaf exists, and stays there until the
-// leaf has expired. Only [Authority.RevokeNow] takes these steps early or in another order. Readers compute the state
+// leaf has expired. Only [Authority.Revoke] takes these steps early or in another order. Readers compute the state
 // as of now, so it is right even while Run is not called. Run notifies waiters, replaces a root before its end, and
 // reads and writes the store. The keys of JWT-SVIDs rotate by the same steps, independently.
 //
@@ -55,7 +55,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -173,9 +172,6 @@ type Limits struct {
 // New makes an authority with one new root, which is active at once and lives only in this process. It starts no
 // goroutine. The error says which setting is wrong, such as a trust domain whose certificates crypto/x509 could not
 // read.
-//
-// Without replicas, the authority knows when its last leaf expires, and retires an old root then. An authority of
-// [Open] must wait for the longest lifetime that a leaf may have.
 func New(cfg Config) (*Authority, error) {
 	a, err := newAuthority(cfg)
 	if err != nil {
@@ -189,8 +185,7 @@ func New(cfg Config) (*Authority, error) {
 	if err := a.install(d, "", now, now, nil, ""); err != nil {
 		return nil, err
 	}
-	a.started(created, "in memory")
-	a.settle(context.Background())
+	a.started(context.Background(), created, "in memory")
 	return a, nil
 }
 
@@ -202,8 +197,7 @@ func newAuthority(cfg Config) (*Authority, error) {
 	}
 	a := &Authority{
 		redacted: redact.New("ca.Authority(" + cfg.TrustDomain.String() + ")"),
-		cfg:      cfg, writing: make(chan struct{}, 1),
-		looking: make(chan struct{}, 1), events: events{kept: make(chan struct{}, 1)},
+		cfg:      cfg, writing: make(chan struct{}, 1), events: events{kept: make(chan struct{}, 1)},
 		syncInterval: max(1, min(30*time.Second, cfg.Rotation.Propagation/4)),
 		taintGrace:   cfg.DefaultTTL/2 + cfg.Backdate,
 	}
@@ -293,14 +287,13 @@ type Authority struct {
 
 	audited lastresult.Result // of the last record of a certificate or token
 
-	looking chan struct{}               // one slot, for the request that reads another process's changes
-	looked  atomic.Pointer[fs.FileInfo] // the store's file info at the last look
+	looking sync.Mutex  // for the request that reads another process's changes
+	looked  fs.FileInfo // of the store at the last look; guarded by looking
 	events  events
 
 	mu      sync.Mutex
-	ends    rotation.Ends // without a store: when the last signature of each active key expires
-	synced  time.Time     // with a store: wall-clock start of the read or write that gave the state
-	syncErr error         // of the last attempt since; nil if there was none or it worked
+	synced  time.Time // with a store: wall-clock start of the read or write that gave the state
+	syncErr error     // of the last attempt since; nil if there was none or it worked
 }
 
 // state holds from one step to the next. It never changes.
@@ -313,7 +306,7 @@ type state struct {
 	callers  *spiffe.Bundle // bundle without tainted keys
 	sequence uint64         // of the bundle
 	next     time.Time      // of the next step by time; zero for none
-	changed  chan struct{}  // closed when the visible state has changed
+	changed  chan struct{}  // closed when another state has replaced this one
 }
 
 // active returns the key that signs certificates.
@@ -377,23 +370,18 @@ func (a *Authority) current() *state {
 	a.mu.Lock()
 	s, steps := a.advance(time.Now())
 	a.mu.Unlock()
-	a.happened("", rotation.Events(steps)...)
+	a.happened("", steps...)
 	return s
 }
 
 // advance takes the steps that are due at now and returns the state after them; mu is held. The caller logs the steps
 // once mu is free.
-func (a *Authority) advance(now time.Time) (*state, []rotation.Step) {
+func (a *Authority) advance(now time.Time) (*state, []rotation.Event) {
 	old := a.state.Load()
 	if old.next.IsZero() || !rotation.Reached(now, old.next) {
 		return old, nil
 	}
-	d, steps := old.Document.Advance(a.lastEnds(), now)
-	for _, s := range steps {
-		if s.Activated != nil { // the old key's time to retire includes it
-			a.ends[s.Kind] = time.Time{}
-		}
-	}
+	d, steps := old.Document.Advance(now)
 	s, err := a.newState(old, d, old.version, old.plugged)
 	if err != nil {
 		panic(err) // impossible: these authorities made a good bundle before, among others
@@ -403,36 +391,11 @@ func (a *Authority) advance(now time.Time) (*state, []rotation.Step) {
 	return s, steps
 }
 
-// lastEnds returns the latest expiries signed so far. Only a sole signer can know them: with replicas it returns nil.
-func (a *Authority) lastEnds() *rotation.Ends {
-	if a.store != nil {
-		return nil
-	}
-	return &a.ends
-}
-
-// publish replaces the state and tells waiters if the change is visible; mu is held.
+// publish replaces the state and tells waiters; mu is held.
 func (a *Authority) publish(s *state) {
-	if old := a.state.Load(); old != nil {
-		if old.looksLike(s) {
-			s.changed = old.changed
-		} else {
-			defer close(old.changed)
-		}
+	if old := a.state.Swap(s); old != nil {
+		close(old.changed)
 	}
-	a.state.Store(s)
-}
-
-// looksLike reports whether s and t look the same through every method of the authority.
-func (s *state) looksLike(t *state) bool {
-	same := func(a, b rotation.Key) bool {
-		x, y := status(a), status(b)
-		x.Certificate, x.PublicKey, y.Certificate, y.PublicKey = nil, nil, nil, nil // compared with the bundles
-		return x == y
-	}
-	return s.bundle == t.bundle && s.callers == t.callers && s.plugged == t.plugged &&
-		slices.EqualFunc(s.Keys[rotation.Root], t.Keys[rotation.Root], same) &&
-		slices.EqualFunc(s.Keys[rotation.Token], t.Keys[rotation.Token], same)
 }
 
 // logKey logs an event of a key.
@@ -443,14 +406,14 @@ func (a *Authority) logKey(level slog.Level, what string, k rotation.Key, more .
 }
 
 // Bundle returns the current trust bundle: every root and every JWT key from its preparation to its retirement,
-// oldest first. Its sequence number starts at 1 for a new CA and grows with each change of the contents. Without a
-// store it grows by one. With a store it grows in steps, so that replicas never share a number, and also when the
-// time of a change is decided. For plugged-in files see [Load]. Bundle does not block, except that the first caller
-// after a rotation step came due takes the step.
+// oldest first. Its sequence number starts at 1 for a new CA. It grows with each change of the contents, and when the
+// time of a change is decided, in steps, so that replicas never share a number. For plugged-in files see [Load].
+// Bundle does not block, except that the first caller after a rotation step came due takes the step.
 func (a *Authority) Bundle() *spiffe.Bundle { return a.current().bundle }
 
-// Changed returns a channel that is closed at the next change of the bundle or of a key's state. Take it before
-// reading, so that no change is missed. A step of time closes it when Run, or any reader, notices the step.
+// Changed returns a channel that is closed at the next change of the bundle or of a key's state, or of the record that
+// neither shows. Take it before reading, so that no change is missed. A step of time closes it when Run, or any
+// reader, notices the step.
 func (a *Authority) Changed() <-chan struct{} { return a.current().changed }
 
 // create returns the document of a new CA. No verifier has its bundle yet, so its keys may sign at once.

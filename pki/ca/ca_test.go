@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -32,32 +33,28 @@ func newAuthority(t testing.TB, edit ...func(*ca.Config)) *ca.Authority {
 	for _, e := range edit {
 		e(&cfg)
 	}
-	a, err := ca.New(cfg)
-	require.NoError(t, err)
+	a := must.Get(ca.New(cfg))(t)
 	return a
 }
 
 func newCSR(t testing.TB, sans ...pki.SAN) *pki.CSR {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{SANs: sans})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: sans}))(t)
 	return csr
 }
 
 // sign returns the leaf for web.
 func sign(t testing.TB, a *ca.Authority, csr *pki.CSR, ttl time.Duration) *x509.Certificate {
 	t.Helper()
-	chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: web, TTL: ttl})
-	require.NoError(t, err)
+	chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: web, TTL: ttl}))(t)
 	require.Len(t, chain, 1)
 	return chain[0]
 }
 
 // verify returns the error of a peer that trusts bundle and whose clock says now.
 func verify(bundle *spiffe.Bundle, leaf *x509.Certificate, now time.Time) error {
-	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(web), &spiffe.VerifierOptions{Now: func() time.Time { return now }})
+	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(web), func() time.Time { return now })
 	if err != nil {
 		return err
 	}
@@ -179,12 +176,9 @@ func TestFirstRoot(t *testing.T) {
 func TestBundleDocument(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t, func(c *ca.Config) { c.RefreshHint = 42 * time.Second })
-	_, err := a.Rotate(t.Context())
-	require.NoError(t, err)
-	doc, err := a.Bundle().Marshal()
-	require.NoError(t, err)
-	b, err := spiffe.ParseBundle(td, doc)
-	require.NoError(t, err)
+	must.Get(a.Rotate(t.Context()))(t)
+	doc := must.Get(a.Bundle().Marshal())(t)
+	b := must.Get(spiffe.ParseBundle(td, doc))(t)
 	assert.True(t, b.Equal(a.Bundle()))
 	assert.Contains(t, string(doc), `"spiffe_sequence":2`)
 	assert.Contains(t, string(doc), `"spiffe_refresh_hint":42`)
@@ -197,10 +191,8 @@ func TestKeyAlgorithms(t *testing.T) {
 		t.Run(fmt.Sprint(alg), func(t *testing.T) {
 			t.Parallel()
 			a := newAuthority(t, func(c *ca.Config) { c.Rotation.KeyAlgorithm = alg })
-			key, err := pki.NewKey(alg)
-			require.NoError(t, err)
-			csr, err := pki.NewCSR(key, pki.CSROptions{})
-			require.NoError(t, err)
+			key := must.Get(pki.NewKey(alg))(t)
+			csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 			leaf := sign(t, a, csr, 0)
 			assert.NoError(t, verify(a.Bundle(), leaf, time.Now()))
 			assert.True(t, pki.PublicKeysEqual(leaf.PublicKey, key.Public()))
@@ -227,6 +219,7 @@ func TestLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var buf bytes.Buffer
 		a := newAuthority(t, func(c *ca.Config) {
+			c.MaxTTL = time.Hour
 			c.Logger = slog.New(slog.NewTextHandler(&buf, &slog.HandlerOptions{ReplaceAttr: func(_ []string, at slog.Attr) slog.Attr {
 				if at.Key == slog.TimeKey {
 					return slog.Attr{}
@@ -235,12 +228,11 @@ func TestLog(t *testing.T) {
 			}}))
 		})
 		sign(t, a, newCSR(t), time.Hour)
-		r, err := a.Rotate(t.Context())
-		require.NoError(t, err)
+		r := must.Get(a.Rotate(t.Context()))(t)
 		old := a.Roots()[0].ID
 		time.Sleep(25 * time.Minute)
 		a.Bundle()
-		time.Sleep(time.Hour)
+		time.Sleep(2 * time.Hour)
 		a.Bundle()
 		assert.Equal(t, "level=INFO msg=\"CA created\" trust_domain=example.org serial="+old+" not_after=2009-12-29T00:00:00.000Z where=\"in memory\"\n"+
 			"level=INFO msg=\"root prepared\" trust_domain=example.org serial="+r.ID+" activates=2000-01-01T00:25:00.000Z why=\"asked for\"\n"+
@@ -251,8 +243,7 @@ func TestLog(t *testing.T) {
 
 func TestReadingIsFree(t *testing.T) {
 	a := newAuthority(t)
-	_, err := a.Rotate(t.Context()) // so that there is a step to come
-	require.NoError(t, err)
+	must.Get(a.Rotate(t.Context()))(t) // so that there is a step to come
 	assert.Zero(t, testing.AllocsPerRun(100, func() {
 		_ = a.Bundle()
 		_ = a.Changed()

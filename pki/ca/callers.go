@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"math/big"
 	"time"
 
@@ -66,9 +67,7 @@ func newSerial(t time.Time) *big.Int {
 	var b [serialOctets]byte
 	_, _ = rand.Read(b[:randomOctets]) // it does not fail
 	b[0] = b[0]&0x3f | 0x40            // positive, and never shorter
-	var seconds [8]byte
-	binary.BigEndian.PutUint64(seconds[:], uint64(min(max(t.Unix(), 0), 1<<(8*timeOctets)-1)))
-	copy(b[randomOctets:], seconds[8-timeOctets:])
+	binary.BigEndian.PutUint32(b[randomOctets:], uint32(min(max(t.Unix(), 0), math.MaxUint32)))
 	copy(b[randomOctets+timeOctets:], serialMark)
 	return new(big.Int).SetBytes(b[:])
 }
@@ -80,13 +79,8 @@ func serialTime(n *big.Int) (time.Time, bool) {
 	}
 	var b [serialOctets]byte
 	n.FillBytes(b[:])
-	rest, ok := bytes.CutSuffix(b[:], []byte(serialMark))
-	if !ok {
-		return time.Time{}, false
-	}
-	var seconds [8]byte
-	copy(seconds[8-timeOctets:], rest[randomOctets:])
-	return time.Unix(int64(binary.BigEndian.Uint64(seconds[:])), 0), true
+	t := time.Unix(int64(binary.BigEndian.Uint32(b[randomOctets:])), 0)
+	return t, bytes.HasSuffix(b[:], []byte(serialMark))
 }
 
 // Proven returns when the holder of a leaf last proved its identity to the CA without a certificate: the

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -33,10 +34,8 @@ func TestSignAfterAStepOfTheWallClock(t *testing.T) {
 	t.Parallel()
 	a, err := Open(t.Context(), Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Create: true, MaxTTL: time.Hour, JWT: new(JWTConfig)}, NewMemoryStore())
 	require.NoError(t, err)
-	_, err = a.Rotate(t.Context())
-	require.NoError(t, err)
-	_, err = a.RotateJWT(t.Context())
-	require.NoError(t, err)
+	must.Get(a.Rotate(t.Context()))(t)
+	must.Get(a.RotateJWT(t.Context()))(t)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s, now := a.state.Load(), time.Now()
@@ -46,17 +45,14 @@ func TestSignAfterAStepOfTheWallClock(t *testing.T) {
 		grant := func(set time.Duration) (*grant, error) {
 			return a.grant(s, kind, time.Hour, stepped(t, now, set))
 		}
-		g, err := grant(0)
-		require.NoError(t, err)
+		g := must.Get(grant(0))(t)
 		assert.True(t, g.notAfter.Equal(now.Add(time.Hour)))
-		g, err = grant(time.Hour)
-		require.NoError(t, err)
+		g = must.Get(grant(time.Hour))(t)
 		assert.True(t, g.notAfter.Round(0).Equal(until), "%v, not %v", g.notAfter, until)
-		_, err = grant(2 * time.Hour)
+		_, err := grant(2 * time.Hour)
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
 		left := until.Sub(now.Round(0))
-		_, err = grant(left - time.Second)
-		require.NoError(t, err)
+		must.Get(grant(left - time.Second))(t)
 		_, err = grant(left - time.Second + 1)
 		require.ErrorIs(t, err, spiffe.ErrNotReady, "certificates carry whole seconds")
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -70,13 +71,10 @@ func TestCrashChild(t *testing.T) {
 	if *crashDir == "" {
 		t.Skip("TestCrash starts it")
 	}
-	f, err := os.OpenFile(filepath.Join(*crashDir, "audit"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-	require.NoError(t, err)
-	_, err = f.WriteString("\n") // after a line that a kill has torn
-	require.NoError(t, err)
+	f := must.Get(os.OpenFile(filepath.Join(*crashDir, "audit"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600))(t)
+	must.Get(f.WriteString("\n"))(t) // after a line that a kill has torn
 	log := lineAuditor{f}
-	store, err := ca.NewDirStore(filepath.Join(*crashDir, "ca"))
-	require.NoError(t, err)
+	store := must.Get(ca.NewDirStore(filepath.Join(*crashDir, "ca")))(t)
 	a := open(t, store, crashConfig, func(c *ca.Config) { c.Auditor = log })
 	go func() { _ = a.Run(context.Background()) }()
 	csr := newCSR(t)
@@ -103,7 +101,7 @@ func TestCrashChild(t *testing.T) {
 			_ = a.Taint(ctx, some.ID)
 		default:
 			_ = log.write(crashLine{Gone: some.ID, Key: hex.EncodeToString(some.Certificate.SubjectKeyId)})
-			if _, err := a.RevokeNow(ctx, some.ID); err == nil {
+			if _, err := a.Revoke(ctx, some.ID, true); err == nil {
 				_ = log.write(crashLine{Revoked: some.ID})
 			}
 		}
@@ -156,8 +154,7 @@ func crash(t *testing.T, dir string, kill int) {
 	require.NoError(t, cmd.Process.Kill()) // SIGKILL
 	_ = cmd.Wait()
 
-	store, err := ca.NewDirStore(filepath.Join(dir, "ca"))
-	require.NoError(t, err)
+	store := must.Get(ca.NewDirStore(filepath.Join(dir, "ca")))(t)
 	if _, err := store.Load(t.Context()); err != nil && begin == 0 && size() == 0 {
 		require.ErrorIs(t, err, ca.ErrNoRecord, "killed before there was a CA")
 		return
@@ -178,8 +175,7 @@ func crash(t *testing.T, dir string, kill int) {
 	require.NotEmpty(t, chain, "kill %d: the active key is never ready", kill)
 	require.NoError(t, verify(bundle, chain[0], chain[0].NotAfter)) // that may have been by now
 
-	f, err := os.Open(audit)
-	require.NoError(t, err)
+	f := must.Get(os.Open(audit))(t)
 	defer f.Close()
 	serials, gone, revoked := map[string]int{}, map[string]bool{}, map[string]bool{}
 	var leaves []*x509.Certificate
@@ -200,10 +196,8 @@ func crash(t *testing.T, dir string, kill int) {
 		case l.Root != "":
 			last = l
 		case l.Leaf != "":
-			der, err := hex.DecodeString(l.Leaf)
-			require.NoError(t, err)
-			c, err := x509.ParseCertificate(der)
-			require.NoError(t, err)
+			der := must.Get(hex.DecodeString(l.Leaf))(t)
+			c := must.Get(x509.ParseCertificate(der))(t)
 			leaves = append(leaves, c)
 			require.Equal(t, 1, serials[c.SerialNumber.Text(16)], "kill %d: a certificate without a record", kill)
 		}

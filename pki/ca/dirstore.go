@@ -2,17 +2,14 @@ package ca
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,6 +20,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/flock"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
 type dirStore struct {
@@ -33,14 +31,12 @@ type dirStore struct {
 }
 
 const (
-	currentName = "CURRENT"
-	begunName   = "tmp-CURRENT" // names the version that is being written, and becomes CURRENT
-	lockName    = "lock"
-	versionMark = "v-"
-)
+	recordName = "record.json"
+	begunName  = "tmp-record.json" // is being written, and becomes record.json
+	lockName   = "lock"
 
-// errPointer says that CURRENT is missing, empty or wrong although there are versions.
-var errPointer = errors.New("CURRENT does not say which version counts")
+	maxBytes = 2 << 20 // of record.json
+)
 
 // errGone says that the directory, where this process has found a record before, is missing.
 var errGone = &unfitError{errors.New("the folder was there, and is gone; mount its volume, or make the folder again " +
@@ -48,23 +44,21 @@ var errGone = &unfitError{errors.New("the folder was there, and is gone; mount i
 
 // NewDirStore returns a [Store] in a directory of its own, which the first save makes if it does not exist:
 //
-//	CURRENT          the name of the current version; writing it commits
-//	v-<…>/…          the items of that version, one file each
-//	tmp-CURRENT      the name of a version that is being written
+//	record.json      the record: its version, and its items in base64
+//	tmp-record.json  a record that is being written
 //	lock             held by the process that writes
 //
 // The directory has mode 0700 and the files 0600, as they hold private keys. They must belong to root or to the user
 // of this process, and no other user may be able to replace the directory or one above it. Otherwise the error says
 // which chown or chmod helps.
 //
-// A save writes a new version, makes it durable, and then renames tmp-CURRENT to CURRENT, so a crash of the process
-// or machine leaves the old record or the new one. A version's name contains a hash of its contents, which a load
-// compares. A save removes only the version that it has replaced, once the new one is durable, and a version that a
-// crash left unfinished.
+// A save makes the new record durable and then renames it to record.json, so a crash of the process or machine leaves
+// the old record or the new one. The version contains a hash of the items, which a load compares: a damaged record is
+// an error that wraps [ErrUnfit]. A directory that had a record and is gone is not made again: its volume may have
+// been unmounted.
 //
-// A directory with versions but no valid CURRENT is not an empty one: Load and Save return an error that wraps
-// [ErrUnfit], and make and remove nothing. [RecoverDirStore] writes CURRENT again. A directory that had a record and
-// is gone is not made again: its volume may have been unmounted.
+// A directory of a build before this layout, in which a file CURRENT names a directory with one file for each item,
+// is read, and the next save replaces that layout.
 //
 // In Kubernetes, an emptyDir is refused, as all users can write to it. A volume with an fsGroup needs
 // fsGroupChangePolicy: OnRootMismatch, as otherwise each mount opens the files to the group. Or keep the CA in a
@@ -78,10 +72,14 @@ var errGone = &unfitError{errors.New("the folder was there, and is gone; mount i
 //
 // NewDirStore returns an error if the directory exists and is not private.
 func NewDirStore(dir string) (Store, error) {
-	d, err := newDirStore(dir)
-	if err != nil {
-		return nil, err
+	if dir == "" {
+		return nil, errors.New("ca: a store needs the name of a folder")
 	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("ca: folder of the store: %w", err)
+	}
+	d := &dirStore{dir: dir, disk: disk.OS{}}
 	root, err := d.open()
 	if errors.Is(err, fs.ErrNotExist) {
 		return d, nil
@@ -92,21 +90,10 @@ func NewDirStore(dir string) (Store, error) {
 	return d, root.Close()
 }
 
-func newDirStore(dir string) (*dirStore, error) {
-	if dir == "" {
-		return nil, errors.New("ca: a store needs the name of a folder")
-	}
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return nil, fmt.Errorf("ca: folder of the store: %w", err)
-	}
-	return &dirStore{dir: dir, disk: disk.OS{}}, nil
-}
-
 func (d *dirStore) String() string { return "ca.DirStore(" + d.dir + ")" }
 
 // stat returns another file if the record has changed.
-func (d *dirStore) stat() (fs.FileInfo, error) { return os.Lstat(filepath.Join(d.dir, currentName)) }
+func (d *dirStore) stat() (fs.FileInfo, error) { return os.Lstat(filepath.Join(d.dir, recordName)) }
 
 // keys are the rules for all files of the store.
 var keys = private.Options{Keys: true}
@@ -136,170 +123,73 @@ func (e *unfitError) Is(target error) bool { return target == ErrUnfit }
 
 // Load implements [Store].
 func (d *dirStore) Load(ctx context.Context) (Record, error) {
-	// A concurrent save may remove the version that we read; then there is a newer one. An error in two readings is
-	// real.
-	for try := 0; ; try++ {
-		if ctx.Err() != nil {
-			return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, context.Cause(ctx))
-		}
-		r, err := d.load()
-		if err == nil || !errors.Is(err, errMoving) || try == 10 {
-			return r, err
-		}
+	r, err := d.load(ctx)
+	if err != nil {
+		return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, within(err))
 	}
+	return r, nil
 }
 
-// errMoving says that the store may have changed during the read.
-var errMoving = errors.New("the store was changed while it was read")
-
-func (d *dirStore) load() (Record, error) {
+func (d *dirStore) load(ctx context.Context) (Record, error) {
+	if ctx.Err() != nil {
+		return Record{}, context.Cause(ctx)
+	}
 	root, err := d.open()
 	if errors.Is(err, fs.ErrNotExist) {
 		if d.seen.Load() {
-			return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, errGone)
+			return Record{}, errGone
 		}
-		return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, ErrNoRecord)
+		return Record{}, ErrNoRecord
 	}
 	if err != nil {
 		return Record{}, err
 	}
 	defer root.Close()
-	version, err := d.current(root)
-	if err != nil {
-		return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, advise(err))
+	r, err := d.current(root)
+	if err == nil {
+		d.seen.Store(true)
 	}
-	if version == "" {
-		return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, ErrNoRecord)
-	}
-	r, err := d.version(root, version)
-	if now, again := d.current(root); again != nil || now != version { // a save went on meanwhile
-		if again != nil {
-			return Record{}, fmt.Errorf("%w: %w", errMoving, again)
-		}
-		return Record{}, errMoving
-	}
-	if err != nil {
-		return Record{}, fmt.Errorf("ca: load from %s: %w", d.dir, advise(err))
-	}
-	d.seen.Store(true)
-	return r, nil
+	return r, err
 }
 
-// version reads a version.
-func (d *dirStore) version(root *os.Root, version string) (Record, error) {
-	folder, err := root.Open(version)
+// recordFile is the form of record.json.
+type recordFile struct {
+	Version string          `json:"version"` // random, and the hash of Data
+	Data    json.RawMessage `json:"data"`    // the items by name, in base64
+}
+
+// current returns the record in the directory.
+func (d *dirStore) current(root *os.Root) (Record, error) {
+	b, err := d.read(root, recordName)
 	if errors.Is(err, fs.ErrNotExist) {
-		return Record{}, vanished(version)
+		return d.earlier(root)
 	}
 	if err != nil {
 		return Record{}, err
 	}
-	info, err := folder.Stat()
-	if err == nil {
-		err = lasting(private.Check(filepath.Join(d.dir, version), info, keys))
+	var file recordFile
+	var data map[string][]byte
+	if err = json.Unmarshal(b, &file); err == nil {
+		err = json.Unmarshal(file.Data, &data)
 	}
-	var names []string
-	if err == nil {
-		names, err = folder.Readdirnames(-1)
+	if err == nil && !strings.HasSuffix(file.Version, "-"+sumOf(file.Data)) {
+		err = errors.New("its contents are not what was saved")
 	}
-	folder.Close()
 	if err != nil {
-		return Record{}, err
+		return Record{}, damaged(err)
 	}
-	data := map[string][]byte{}
-	for _, name := range names {
-		if data[name], err = d.read(root, filepath.Join(version, name)); err != nil {
-			return Record{}, err
-		}
-	}
-	if err := checkRecord(data); err != nil {
-		return Record{}, err
-	}
-	if sum := sumOf(version); sum != "" && sum != sumData(data) {
-		return Record{}, unfit("the version %s is damaged: it is not what was saved", version)
-	}
-	return NewRecord(version, data), nil
+	return NewRecord(file.Version, data), nil
 }
 
-// unfit returns an error that only an operator can mend.
-func unfit(format string, args ...any) error { return &unfitError{fmt.Errorf(format, args...)} }
-
-func vanished(version string) error {
-	return unfit("%s names the version %s, which is not there", currentName, version)
+// damaged returns the error for a directory that only an operator can mend.
+func damaged(err error) error {
+	return &unfitError{fmt.Errorf("the record is damaged: %w; no new CA is made and nothing is removed; restore the "+
+		"folder from a backup", within(err))}
 }
 
-// advise adds to err what an operator can do about it.
-func advise(err error) error {
-	if errors.Is(err, ErrUnfit) && !errors.Is(err, private.ErrUnsafe) {
-		err = fmt.Errorf("%w; no new CA is made and nothing is removed; restore the folder from a backup, or "+
-			"recover the newest version that is complete", err)
-	}
-	return err
-}
-
-// current returns the name of the current version, or "" if there is no record.
-func (d *dirStore) current(root *os.Root) (string, error) {
-	version, err := d.pointer(root, currentName)
-	if err == nil {
-		return version, nil
-	}
-	if errors.Is(err, errPointer) { // it exists, and is wrong
-		return "", &unfitError{err}
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		return "", err
-	}
-	// A first save starts with tmp-CURRENT, so a version that tmp-CURRENT does not name was once saved. Look twice,
-	// as another process may be at work.
-	var before []string
-	for range 2 {
-		orphans, err := d.versions(root)
-		if err != nil {
-			return "", err
-		}
-		begun, _ := d.pointer(root, begunName) // an unfinished file names nothing
-		orphans = slices.DeleteFunc(orphans,
-			func(v string) bool { return v == begun || before != nil && !slices.Contains(before, v) })
-		if _, err := root.Lstat(currentName); err == nil {
-			return "", errMoving
-		}
-		if len(orphans) == 0 {
-			return "", nil
-		}
-		before = orphans
-	}
-	return "", unfit("%w: it is missing, and there are versions (%s)", errPointer, strings.Join(before, ", "))
-}
-
-// pointer returns the version that a file names. The error wraps errPointer if it names none.
-func (d *dirStore) pointer(root *os.Root, name string) (string, error) {
-	b, err := d.read(root, name)
-	if err != nil {
-		return "", err
-	}
-	version := strings.TrimSuffix(string(b), "\n")
-	switch {
-	case version == "":
-		return "", fmt.Errorf("%w: it is empty", errPointer)
-	case checkName(version) != nil || !strings.HasPrefix(version, versionMark):
-		return "", fmt.Errorf("%w: its contents are not the name of one", errPointer)
-	}
-	return version, nil
-}
-
-// versions returns the names of all versions.
-func (d *dirStore) versions(root *os.Root) ([]string, error) {
-	entries, err := fs.ReadDir(root.FS(), ".")
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), versionMark) {
-			names = append(names, e.Name())
-		}
-	}
-	return names, nil
+func sumOf(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:16])
 }
 
 // read returns the contents of a file that must be private and not too large.
@@ -309,57 +199,52 @@ func (d *dirStore) read(root *os.Root, name string) ([]byte, error) {
 		return nil, lasting(err)
 	}
 	defer f.Close()
-	return files.ReadAll(f, filepath.Join(root.Name(), name), maxRecordBytes)
+	return files.ReadAll(f, filepath.Join(root.Name(), name), maxBytes)
 }
 
-// The name of a version is v-<random>-<random of the version it replaces>-<hash of the contents>. An older release
-// wrote only the first part.
+// The layout of builds before record.json.
 const (
-	randomLen = 16 // bytes
-	beforeLen = 8
-	sumLen    = 16
+	earlierName = "CURRENT" // names the directory of the record
+	earlierMark = "v-"      // begins the name of such a directory
 )
 
-func newVersion(replaces string, data map[string][]byte) string {
-	var random [randomLen]byte
-	_, _ = rand.Read(random[:]) // it does not fail
-	before := randomOf(replaces)
-	before = before[:min(len(before), 2*beforeLen)]
-	return versionMark + hex.EncodeToString(random[:]) + "-" + before + "-" + sumData(data)
-}
-
-func nameParts(version string) []string {
-	return append(strings.Split(strings.TrimPrefix(version, versionMark), "-"), "", "")
-}
-
-func randomOf(version string) string { return nameParts(version)[0] }
-func sumOf(version string) string    { return nameParts(version)[2] }
-
-// replaced reports whether the save of version has replaced old.
-func replaced(version, old string) bool {
-	before := nameParts(version)[1]
-	return len(before) == 2*beforeLen && strings.HasPrefix(randomOf(old), before)
-}
-
-// sumData returns the hash of the contents of a version.
-func sumData(data map[string][]byte) string {
-	h := sha256.New()
-	part := func(b []byte) {
-		_ = binary.Write(h, binary.BigEndian, uint64(len(b))) // a Hash does not fail
-		h.Write(b)
+// earlier returns the record of a directory without record.json.
+func (d *dirStore) earlier(root *os.Root) (Record, error) {
+	version, err := d.earlierVersion(root)
+	if errors.Is(err, fs.ErrNotExist) {
+		if lost, _ := fs.Glob(root.FS(), earlierMark+"*"); len(lost) > 0 {
+			return Record{}, damaged(fmt.Errorf("the file %s is missing beside %v", earlierName, lost))
+		}
+		return Record{}, ErrNoRecord
 	}
-	for _, name := range slices.Sorted(maps.Keys(data)) {
-		part([]byte(name))
-		part(data[name])
+	if err != nil {
+		return Record{}, err
 	}
-	return hex.EncodeToString(h.Sum(nil)[:sumLen])
+	entries, err := fs.ReadDir(root.FS(), version)
+	if err != nil {
+		return Record{}, damaged(err)
+	}
+	data := map[string][]byte{}
+	for _, e := range entries {
+		if data[e.Name()], err = d.read(root, filepath.Join(version, e.Name())); err != nil {
+			return Record{}, err
+		}
+	}
+	return NewRecord(version, data), nil
+}
+
+// earlierVersion returns the name in the file CURRENT.
+func (d *dirStore) earlierVersion(root *os.Root) (string, error) {
+	b, err := d.read(root, earlierName)
+	version := strings.TrimSuffix(string(b), "\n")
+	if err == nil && (filepath.Base(version) != version || !strings.HasPrefix(version, earlierMark)) {
+		err = damaged(fmt.Errorf("the file %s names no version", earlierName))
+	}
+	return version, err
 }
 
 // Save implements [Store].
 func (d *dirStore) Save(ctx context.Context, r Record) (string, error) {
-	if err := checkRecord(r.Data()); err != nil {
-		return "", err
-	}
 	version, err := d.save(ctx, r)
 	if err != nil {
 		return "", fmt.Errorf("ca: save to %s: %w", d.dir, err)
@@ -389,83 +274,50 @@ func (d *dirStore) save(ctx context.Context, r Record) (string, error) {
 	}
 	defer unlock()
 	have, err := d.current(root)
+	if err != nil && !errors.Is(err, ErrNoRecord) {
+		return "", err
+	}
+	if have.Version != r.Version {
+		return "", fmt.Errorf("%w: version %q was to be replaced, there is %q", ErrConflict, r.Version, have.Version)
+	}
+	return d.replace(ctx, root, r.Data())
+}
+
+// replace writes a record in place of the current one, and returns its version. The lock is held.
+func (d *dirStore) replace(ctx context.Context, root *os.Root, data map[string][]byte) (string, error) {
+	items, err := json.Marshal(data)
 	if err != nil {
-		return "", advise(err)
-	}
-	if have != r.Version {
-		return "", fmt.Errorf("%w: version %q was to be replaced, there is %q", ErrConflict, r.Version, have)
-	}
-	if have != "" {
-		if _, err := root.Lstat(have); errors.Is(err, fs.ErrNotExist) {
-			return "", advise(vanished(have))
-		}
-	}
-	if err := d.tidy(root, have); err != nil {
 		return "", err
 	}
-	version := newVersion(have, r.Data())
-	// After a crash from here on, tmp-CURRENT marks the version as unfinished: no Save has returned it.
-	if err := d.writeFile(root, begunName, []byte(version+"\n")); err != nil {
+	file := recordFile{Version: rotation.RandomID() + "-" + sumOf(items), Data: items}
+	b, err := json.Marshal(file)
+	if err != nil {
 		return "", err
 	}
-	if err := d.disk.SyncDir(root, "."); err != nil {
+	if len(b) > maxBytes {
+		return "", fmt.Errorf("the record would have %d bytes, the limit is %d", len(b), maxBytes)
+	}
+	if err := d.disk.RemoveAll(root, begunName); err != nil { // left by a crash
 		return "", err
 	}
-	if err := d.writeVersion(root, version, r.Data()); err != nil {
-		return "", errors.Join(err, d.disk.RemoveAll(root, version))
+	err = d.writeFile(root, begunName, b)
+	if err == nil && ctx.Err() != nil { // the last moment to turn back
+		err = context.Cause(ctx)
 	}
-	if ctx.Err() != nil { // the last moment to turn back
-		return "", errors.Join(context.Cause(ctx), d.disk.RemoveAll(root, version))
+	if err != nil {
+		return "", errors.Join(err, d.disk.RemoveAll(root, begunName))
 	}
-	if err := d.disk.Rename(root, begunName, currentName); err != nil { // the commit
+	if err := d.disk.Rename(root, begunName, recordName); err != nil { // the commit
 		return "", err
 	}
 	if err := d.disk.SyncDir(root, "."); err != nil {
 		return "", err
 	}
-	if have != "" {
-		_ = d.disk.RemoveAll(root, have) // the next save tries again
+	if version, err := d.earlierVersion(root); err == nil { // the next save tries again
+		_ = errors.Join(d.disk.RemoveAll(root, version), d.disk.RemoveAll(root, earlierName))
 	}
 	d.seen.Store(true)
-	return version, nil
-}
-
-// tidy removes what a crash has left: the version that was being written, and the version that the current one has
-// replaced. The lock is held.
-func (d *dirStore) tidy(root *os.Root, current string) error {
-	all, err := d.versions(root)
-	if err != nil {
-		return err
-	}
-	for _, v := range all {
-		if v != current && replaced(current, v) {
-			_ = d.disk.RemoveAll(root, v)
-		}
-	}
-	begun, err := d.pointer(root, begunName)
-	if err == nil && begun != current {
-		// Its removal must be durable before its name is removed.
-		if err := d.disk.RemoveAll(root, begun); err != nil {
-			return err
-		}
-		if err := d.disk.SyncDir(root, "."); err != nil {
-			return err
-		}
-	}
-	return d.disk.RemoveAll(root, begunName)
-}
-
-// writeVersion writes data to a new directory, and makes it and its name durable.
-func (d *dirStore) writeVersion(root *os.Root, version string, data map[string][]byte) error {
-	if err := d.disk.Mkdir(root, version); err != nil {
-		return err
-	}
-	for _, name := range slices.Sorted(maps.Keys(data)) {
-		if err := d.writeFile(root, filepath.Join(version, name), data[name]); err != nil {
-			return err
-		}
-	}
-	return errors.Join(d.disk.SyncDir(root, version), d.disk.SyncDir(root, "."))
+	return file.Version, nil
 }
 
 // writeFile writes a new file, and makes its contents durable.

@@ -146,14 +146,6 @@ func (a *Authority) record(ctx context.Context) (left bool) {
 	}
 }
 
-// unrecorded returns why events have no record; nil if all have one, or no attempt was made yet.
-func (a *Authority) unrecorded() error {
-	ev := &a.events
-	ev.mu.Lock()
-	defer ev.mu.Unlock()
-	return ev.err
-}
-
 // settle records the events of an operation that a caller requested, even if ctx is done: the process may be about to
 // end. The event that it has loaded the CA is recorded with them, or by Run: a command that fails records nothing.
 func (a *Authority) settle(ctx context.Context) {
@@ -166,19 +158,20 @@ func (a *Authority) settle(ctx context.Context) {
 }
 
 // started reports how the authority began: its CA was "created", "adopted" or "loaded".
-func (a *Authority) started(how, where string) {
+func (a *Authority) started(ctx context.Context, how, where string) {
 	s := a.current()
 	k := s.active()
 	level := slog.LevelInfo
 	if how == adopted {
 		level = slog.LevelWarn
 	}
-	a.cfg.Logger.LogAttrs(context.Background(), level, "CA "+how, slog.String("serial", k.ID),
+	a.cfg.Logger.LogAttrs(ctx, level, "CA "+how, slog.String("serial", k.ID),
 		slog.Time("not_after", k.Cert.NotAfter), slog.String("where", where))
 	a.keep(a.keyEvent(how, k, time.Now(), "", where))
-	if how == created && s.In(rotation.Token, Active) != nil {
-		a.keep(a.keyEvent(how, s.In(rotation.Token, Active), time.Now(), "", where))
+	if token := s.In(rotation.Token, Active); how == created && token != nil {
+		a.keep(a.keyEvent(how, token, time.Now(), "", where))
 	}
+	a.settle(ctx)
 }
 
 // How an authority may begin.
@@ -188,11 +181,12 @@ const (
 	loaded  = "loaded"
 )
 
-// errUnrecorded is Health's error for events without a record.
-func (a *Authority) errUnrecorded() error {
-	err := a.unrecorded()
-	if err == nil {
+// unrecorded returns why events have no record; nil if all have one, or no attempt was made yet.
+func (a *Authority) unrecorded() error {
+	a.events.mu.Lock()
+	defer a.events.mu.Unlock()
+	if a.events.err == nil {
 		return nil
 	}
-	return fmt.Errorf("ca: audit record of a key of %s: %w", a.cfg.TrustDomain, err)
+	return fmt.Errorf("ca: audit record of a key of %s: %w", a.cfg.TrustDomain, a.events.err)
 }

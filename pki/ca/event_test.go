@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/logtest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -76,6 +77,7 @@ func TestKeyEvents(t *testing.T) {
 		var log logBuffer
 		a := make(withJWT, func(c *ca.Config) {
 			c.Auditor, c.Actor, c.Logger, c.Rotation.Manual = records, operator, slog.New(slog.NewTextHandler(&log, nil)), true
+			c.MaxTTL = time.Hour
 		})
 		run(t, a)
 		synctest.Wait()
@@ -104,12 +106,10 @@ func TestKeyEvents(t *testing.T) {
 			}
 		}
 		step("start", "created root", "created jwt")
-		_, err := a.Rotate(t.Context())
-		require.NoError(t, err)
+		must.Get(a.Rotate(t.Context()))(t)
 		assert.Regexp(t, `^asked for; signs from 2000-01-01T00:25:00Z$`, records.all()[0].Detail)
 		step("rotate", "prepared root")
-		_, err = a.RotateJWT(t.Context())
-		require.NoError(t, err)
+		must.Get(a.RotateJWT(t.Context()))(t)
 		step("rotate tokens", "prepared jwt")
 		sign(t, a, newCSR(t), time.Hour)
 		signJWT(t, a, time.Hour)
@@ -120,13 +120,12 @@ func TestKeyEvents(t *testing.T) {
 		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID))
 		step("taint", "tainted root", "prepared root")
 		require.NoError(t, a.Taint(t.Context(), a.Roots()[1].ID))
-		step("taint the successor", "revoked root", "prepared root", "tainted root")
-		require.NoError(t, a.Revoke(t.Context(), a.Roots()[1].ID))
+		step("taint the successor", "revoked root", "prepared root")
+		require.NoError(t, must.Err(a.Revoke(t.Context(), a.Roots()[1].ID, false)))
 		step("revoke the successor", "revoked root")
 		old := a.Roots()[0].ID
-		r, err := a.RevokeNow(t.Context(), old)
-		require.NoError(t, err)
-		assert.Equal(t, r.Successor.ID, records.all()[0].Successor)
+		must.Get(a.Revoke(t.Context(), old, true))(t)
+		assert.Equal(t, a.Roots()[0].ID, records.all()[0].Successor)
 		step("revoke now", "revoked root", "prepared root", "activated root")
 		require.NoError(t, a.Taint(t.Context(), a.Status().JWTKeys[0].ID))
 		step("taint tokens", "tainted jwt", "prepared jwt")
@@ -149,8 +148,7 @@ func TestKeyEventsOfStores(t *testing.T) {
 		run(t, b)
 		synctest.Wait()
 		require.Equal(t, []string{"loaded root"}, others.take())
-		_, err := a.Rotate(t.Context())
-		require.NoError(t, err)
+		must.Get(a.Rotate(t.Context()))(t)
 		require.Equal(t, []string{"prepared root"}, records.take())
 		time.Sleep(31 * time.Second)
 		synctest.Wait()
@@ -159,8 +157,7 @@ func TestKeyEventsOfStores(t *testing.T) {
 		require.Equal(t, []string{"prepared root"}, others.take())
 		require.NoError(t, a.Taint(t.Context(), a.Roots()[0].ID))
 		time.Sleep(31 * time.Second)
-		_, err = a.RevokeNow(t.Context(), a.Roots()[0].ID)
-		require.NoError(t, err)
+		must.Get(a.Revoke(t.Context(), a.Roots()[0].ID, true))(t)
 		time.Sleep(31 * time.Second)
 		synctest.Wait()
 		require.Equal(t, []string{"tainted root", "revoked root", "activated root"}, others.take())
@@ -183,8 +180,7 @@ func TestKeyEventsOfStores(t *testing.T) {
 		r := load(t, adopting)
 		r.Data()["ca-cert.pem"], r.Data()["ca-key.pem"] = pki.MarshalCertificatesPEM(next), pkcs1(nextKey)
 		delete(r.Data(), "root-cert.pem")
-		_, err = adopting.Save(t.Context(), r)
-		require.NoError(t, err)
+		must.Get(adopting.Save(t.Context(), r))(t)
 		time.Sleep(31 * time.Second)
 		synctest.Wait()
 		require.Equal(t, []string{"replaced root", "activated root"}, records.take())
@@ -217,8 +213,7 @@ func TestKeyEventsOfIstioRotation(t *testing.T) {
 		records := &keyAuditor{}
 		a := make(func(c *ca.Config) { c.Auditor, c.Rotation.KeepKey = records, true })
 		records.take()
-		renewed, err := a.Rotate(t.Context())
-		require.NoError(t, err)
+		renewed := must.Get(a.Rotate(t.Context()))(t)
 		require.Equal(t, renewed.ID, records.all()[0].Serial)
 		require.Equal(t, []string{"renewed root"}, records.take())
 	})
@@ -239,8 +234,7 @@ func TestKeyEventsOfAFullDisk(t *testing.T) {
 		records.take()
 		records.breaks(full)
 		stolen := a.Roots()[0].ID
-		_, err := a.RevokeNow(t.Context(), stolen)
-		require.NoError(t, err)
+		must.Get(a.Revoke(t.Context(), stolen, true))(t)
 		assert.Contains(t, log.String(), `level=ERROR msg="key event not recorded" trust_domain=example.org err="disk full" waiting=3 event=revoked key=root serial=`+stolen+` actor="{UID:1000 Host:host-a Command:ca -rotate}"`)
 		require.ErrorIs(t, a.Health().Audit, full)
 		require.NoError(t, a.Health().Signing, "certificates have records")
@@ -261,13 +255,11 @@ func TestKeyEventsAreBounded(t *testing.T) {
 		records := &keyAuditor{broken: errors.New("full")}
 		a := newAuthority(t, func(c *ca.Config) { c.Auditor = records })
 		for range 200 {
-			next, err := a.Rotate(t.Context())
-			require.NoError(t, err)
-			require.NoError(t, a.Revoke(t.Context(), next.ID))
+			next := must.Get(a.Rotate(t.Context()))(t)
+			require.NoError(t, must.Err(a.Revoke(t.Context(), next.ID, false)))
 		}
 		records.breaks(nil)
-		_, err := a.Rotate(t.Context())
-		require.NoError(t, err)
+		must.Get(a.Rotate(t.Context()))(t)
 		got := records.take()
 		assert.Len(t, got, 256)
 		assert.Equal(t, "prepared root", got[255])
@@ -279,8 +271,7 @@ func TestKeyEventsNeedNoKeyAuditor(t *testing.T) {
 	t.Parallel()
 	records := &auditor{}
 	a := newAuthority(t, func(c *ca.Config) { c.Auditor = records })
-	_, err := a.Rotate(t.Context())
-	require.NoError(t, err)
+	must.Get(a.Rotate(t.Context()))(t)
 	assert.Empty(t, records.all)
 	require.NoError(t, a.Health().Audit)
 }

@@ -99,7 +99,8 @@ func ExampleAuthority_Taint() {
 	for _, r := range authority.Roots() {
 		fmt.Println(r.Phase, r.Tainted)
 	}
-	fmt.Println(errors.Is(authority.Revoke(context.Background(), bad), ca.ErrActive))
+	_, err = authority.Revoke(context.Background(), bad, false)
+	fmt.Println(errors.Is(err, ca.ErrActive))
 	// Output:
 	// active true
 	// distributing false

@@ -70,9 +70,6 @@ func (m *MemoryStore) Save(ctx context.Context, r Record) (string, error) {
 	if ctx.Err() != nil {
 		return "", fmt.Errorf("ca: save to memory: %w", context.Cause(ctx))
 	}
-	if err := checkRecord(r.Data()); err != nil {
-		return "", err
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if r.Version != m.record.Version {

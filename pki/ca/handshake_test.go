@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -34,10 +35,8 @@ type workload struct {
 
 func newWorkload(t *testing.T) *workload {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	return &workload{key: key, csr: csr}
 }
 
@@ -50,10 +49,8 @@ func (w *workload) read(from *ca.Authority) { w.bundle, w.polled = from.Bundle()
 
 func (w *workload) renew(t *testing.T, with *ca.Authority, ttl time.Duration) {
 	t.Helper()
-	chain, err := with.Sign(t.Context(), ca.Request{CSR: w.csr, ID: web, TTL: ttl})
-	require.NoError(t, err)
-	w.svid, err = spiffe.NewSVID(chain, w.key)
-	require.NoError(t, err)
+	chain := must.Get(with.Sign(t.Context(), ca.Request{CSR: w.csr, ID: web, TTL: ttl}))(t)
+	w.svid = must.Get(spiffe.NewSVID(chain, w.key))(t)
 }
 
 // pipe is a connection in memory.
@@ -61,27 +58,20 @@ func pipe(*testing.T) (client, server net.Conn) { return memconn.Pipe() }
 
 // loopback is a connection of TCP.
 func loopback(t *testing.T) (client, server net.Conn) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
-	client, err = net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
-	server, err = l.Accept()
-	require.NoError(t, err)
+	client = must.Get(net.Dial("tcp", l.Addr().String()))(t)
+	server = must.Get(l.Accept())(t)
 	return client, server
 }
 
 // handshake is one connection, with both ends verified.
 func handshake(t *testing.T, connect func(*testing.T) (net.Conn, net.Conn), client, server *workload) error {
 	t.Helper()
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: client, Peers: client, Allow: spiffe.AllowIDs(web)})
-	require.NoError(t, err)
-	cc, err := endpoint.ClientConfig()
-	require.NoError(t, err)
-	endpoint, err = spiffetls.New(spiffetls.Config{Self: server, Peers: server, Allow: spiffe.AllowIDs(web)})
-	require.NoError(t, err)
-	sc, err := endpoint.ServerConfig()
-	require.NoError(t, err)
+	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: client, Peers: client, Allow: spiffe.AllowIDs(web)}))(t)
+	cc := must.Get(endpoint.ClientConfig())(t)
+	endpoint = must.Get(spiffetls.New(spiffetls.Config{Self: server, Peers: server, Allow: spiffe.AllowIDs(web)}))(t)
+	sc := must.Get(endpoint.ServerConfig())(t)
 	a, b := connect(t)
 	served := make(chan error, 1)
 	go func() {
@@ -89,7 +79,7 @@ func handshake(t *testing.T, connect func(*testing.T) (net.Conn, net.Conn), clie
 		served <- tls.Server(b, sc).HandshakeContext(t.Context())
 	}()
 	conn := tls.Client(a, cc)
-	err = conn.HandshakeContext(t.Context())
+	err := conn.HandshakeContext(t.Context())
 	if err == nil {
 		_, _ = conn.Read(make([]byte, 1)) // the server judges the client after that
 	}

@@ -42,7 +42,7 @@ func (a *Authority) Health() Health {
 		h.Until = s.plugged.until
 	}
 	recordable := h.Audit
-	h.Audit = cmp.Or(h.Audit, a.errUnrecorded())
+	h.Audit = cmp.Or(h.Audit, a.unrecorded())
 	h.Root = a.rootError(s, h.Until, now)
 	a.mu.Lock()
 	if bound := a.bound(s, rotation.Root, key); !bound.IsZero() {
@@ -70,7 +70,7 @@ func (a *Authority) rootError(s *state, end, now time.Time) error {
 			a.cfg.TrustDomain)
 	}
 	// Half of the time left for the replacement is gone.
-	due := a.schedule().ReplaceAt(key.Cert)
+	due := a.cfg.Rotation.replaceAt(key.Cert, a.cfg.MaxTTL)
 	late := due.Add(key.Cert.NotAfter.Sub(due) / 2)
 	if s.In(rotation.Root, Distributing) == nil && (now.After(late) || end.Sub(now.Round(0)) < a.cfg.DefaultTTL) {
 		return fmt.Errorf("ca: root %s of %s ends at %s, and has no successor: rotate it, or replace its files",

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -78,10 +79,9 @@ func TestHealthOfTheRoot(t *testing.T) {
 		time.Sleep(life * 2 / 10)
 		require.ErrorContains(t, a.Health().Root, "has no successor: rotate it")
 		require.NoError(t, a.Health().Signing)
-		next, err := a.Rotate(t.Context())
-		require.NoError(t, err)
+		next := must.Get(a.Rotate(t.Context()))(t)
 		require.NoError(t, a.Health().Root)
-		require.NoError(t, a.Revoke(t.Context(), next.ID))
+		require.NoError(t, must.Err(a.Revoke(t.Context(), next.ID, false)))
 		time.Sleep(time.Until(end))
 		require.ErrorIs(t, a.Health().Signing, spiffe.ErrNotReady)
 

@@ -43,7 +43,7 @@ type JWTConfig struct {
 	// Propagation is how long a key is in the bundle before it signs, if that is longer than [Rotation].Propagation.
 	// With an Issuer, 0 means a day, or a third of KeyTTL if that is less, as many verifiers seldom fetch keys. The
 	// first key added to an authority waits only for Rotation.Propagation, and the successor of a key in
-	// [Authority.RevokeNow] does not wait.
+	// [Authority.Revoke] does not wait.
 	Propagation time.Duration
 
 	// DefaultTTL is the lifetime of a token whose request has none; 0 means 5 minutes, or MaxTTL if that is less.
@@ -129,8 +129,8 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 	if ctx.Err() != nil {
 		return "", signCanceled(ctx, r.ID)
 	}
-	if kind, err := a.checkJWT(&r); err != nil {
-		return "", refusal(kind, r.ID, err)
+	if err := a.checkJWT(&r); err != nil {
+		return "", refusal(err, r.ID)
 	}
 	var token string
 	err := a.issue(ctx, rotation.Token, r.ID, r.Caller, r.TTL, func(g *grant) (i *Issuance, err error) {
@@ -173,20 +173,20 @@ func (a *Authority) IssueJWTSVID(ctx context.Context, id spiffe.ID, audience []s
 	return a.SignJWT(ctx, JWTRequest{ID: id, Audience: audience})
 }
 
-// checkJWT checks the request and fills in the default lifetime.
-func (a *Authority) checkJWT(r *JWTRequest) (kind, err error) {
+// checkJWT checks the request and fills in the default lifetime. Its error is a SignError.
+func (a *Authority) checkJWT(r *JWTRequest) error {
 	if a.cfg.JWT == nil {
-		return ErrNoJWT, errors.New("the CA has no key for them")
+		return refused(ErrNoJWT, "the CA has no key for them")
 	}
 	if err := a.checkID(r.ID); err != nil {
-		return ErrIdentity, err
+		return err
 	}
 	switch {
 	case len(r.Audience) == 0 || slices.Contains(r.Audience, ""):
-		return ErrIdentity, fmt.Errorf("%w: the audience is missing or empty: say whom the token is for",
+		return refused(ErrIdentity, "%w: the audience is missing or empty: say whom the token is for",
 			fs.ErrInvalid)
 	case len(r.Audience) > 1:
-		return ErrIdentity, fmt.Errorf("%w: %d audiences; ask for one token for each, as this CA "+
+		return refused(ErrIdentity, "%w: %d audiences; ask for one token for each, as this CA "+
 			"signs none for several", fs.ErrInvalid, len(r.Audience))
 	}
 	r.Caller = cmp.Or(r.Caller, r.ID.String())

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -19,8 +20,7 @@ import (
 
 func signJWT(t testing.TB, a *ca.Authority, ttl time.Duration) string {
 	t.Helper()
-	token, err := a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}, TTL: ttl})
-	require.NoError(t, err)
+	token := must.Get(a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}, TTL: ttl}))(t)
 	return token
 }
 
@@ -48,8 +48,7 @@ func TestSignJWT(t *testing.T) {
 				token, err := a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}, TTL: 90*time.Second + 1, Caller: "me", Method: "test"})
 				require.NoError(t, err)
 				require.NoError(t, validate(a.Bundle(), token))
-				unproven, err := jwtsvid.ParseUnverified(token)
-				require.NoError(t, err)
+				unproven := must.Get(jwtsvid.ParseUnverified(token))(t)
 				assert.Equal(t, web, unproven.ID)
 				assert.Equal(t, time.Now().Truncate(time.Second).Add(90*time.Second).UTC(), unproven.Expires.UTC())
 				require.Len(t, records.all, 1)
@@ -61,13 +60,11 @@ func TestSignJWT(t *testing.T) {
 					NotBefore: time.Now().UTC().Truncate(time.Second), NotAfter: unproven.Expires.UTC(),
 					Issuer: a.Status().JWTKeys[0].ID, Fingerprint: r.Fingerprint, Caller: "me", Method: "test",
 				}, r)
-				payload, err := base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1])
-				require.NoError(t, err)
+				payload := must.Get(base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1]))(t)
 				var claims struct{ JTI string }
 				require.NoError(t, json.Unmarshal(payload, &claims))
 				assert.Equal(t, r.Serial, claims.JTI)
-				token2, err := a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}})
-				require.NoError(t, err)
+				token2 := must.Get(a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}}))(t)
 				assert.NotEqual(t, token, token2)
 				assert.Equal(t, web.String(), records.all[1].Caller, "the workload itself")
 				assert.Equal(t, 5*time.Minute, records.all[1].NotAfter.Sub(records.all[1].NotBefore))
@@ -113,11 +110,10 @@ func TestIssueJWTSVID(t *testing.T) {
 	t.Parallel()
 	records := &auditor{}
 	a := newAuthority(t, withJWT, func(c *ca.Config) { c.Auditor = records })
-	token, err := a.IssueJWTSVID(t.Context(), web, []string{"db"})
-	require.NoError(t, err)
+	token := must.Get(a.IssueJWTSVID(t.Context(), web, []string{"db"}))(t)
 	require.NoError(t, validate(a.Bundle(), token))
 	require.Len(t, records.all, 1)
 	assert.Equal(t, web.String(), records.all[0].Caller)
-	_, err = newAuthority(t).IssueJWTSVID(t.Context(), web, []string{"db"})
+	_, err := newAuthority(t).IssueJWTSVID(t.Context(), web, []string{"db"})
 	require.ErrorIs(t, err, ca.ErrNoJWT)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -25,8 +26,7 @@ import (
 
 func open(t testing.TB, store ca.Store, edit ...func(*ca.Config)) *ca.Authority {
 	t.Helper()
-	a, err := tryOpen(t.Context(), store, edit...)
-	require.NoError(t, err)
+	a := must.Get(tryOpen(t.Context(), store, edit...))(t)
 	return a
 }
 
@@ -93,10 +93,8 @@ func TestReopen(t *testing.T) {
 						a = b
 					}
 					check("at first")
-					_, err := a.Rotate(t.Context())
-					require.NoError(t, err)
-					_, err = a.RotateJWT(t.Context())
-					require.NoError(t, err)
+					must.Get(a.Rotate(t.Context()))(t)
+					must.Get(a.RotateJWT(t.Context()))(t)
 					check("distributing")
 					time.Sleep(9 * time.Minute)
 					check("still distributing")
@@ -126,32 +124,27 @@ func TestRecord(t *testing.T) {
 		stop := run(t, a)
 		record := func() map[string][]byte {
 			synctest.Wait()
-			r, err := store.Load(t.Context())
-			require.NoError(t, err)
+			r := must.Get(store.Load(t.Context()))(t)
 			return r.Data()
 		}
 		keys := func() int { return bytes.Count(record()["svidkit-state.json"], []byte("PRIVATE KEY-----\\n")) / 2 }
 		istio := func() *x509.Certificate {
 			d := record()
-			chain, err := pki.ParseCertificatesPEM(d["ca-cert.pem"])
-			require.NoError(t, err)
-			key, err := pki.ParsePrivateKeyPEM(d["ca-key.pem"])
-			require.NoError(t, err)
+			chain := must.Get(pki.ParseCertificatesPEM(d["ca-cert.pem"]))(t)
+			key := must.Get(pki.ParsePrivateKeyPEM(d["ca-key.pem"]))(t)
 			require.True(t, pki.PublicKeysEqual(chain[0].PublicKey, key.Public()))
 			require.Contains(t, d, "cert-chain.pem")
 			require.Empty(t, d["cert-chain.pem"])
 			require.Contains(t, d, "key.pem")
 			require.Empty(t, d["key.pem"])
-			roots, err := pki.ParseCertificatesPEM(d["root-cert.pem"])
-			require.NoError(t, err)
+			roots := must.Get(pki.ParseCertificatesPEM(d["root-cert.pem"]))(t)
 			require.Equal(t, slices.Collect(a.Bundle().X509Authorities()), roots)
 			return chain[0]
 		}
 		first := a.Roots()[0].Certificate
 		assert.True(t, istio().Equal(first))
 		assert.Equal(t, 2, keys(), "one root, one JWT key")
-		next, err := a.Rotate(t.Context())
-		require.NoError(t, err)
+		next := must.Get(a.Rotate(t.Context()))(t)
 		assert.True(t, istio().Equal(first), "the new one signs nothing yet")
 		assert.Equal(t, 3, keys())
 		time.Sleep(25 * time.Minute)
@@ -338,8 +331,7 @@ func TestStaleReplicaIsCovered(t *testing.T) {
 				synctest.Wait()
 				cut.behave(always("", before))
 				time.Sleep(time.Millisecond)
-				_, err := a.Rotate(t.Context())
-				require.NoError(t, err)
+				must.Get(a.Rotate(t.Context()))(t)
 				csr := newCSR(t)
 				var leaves []*x509.Certificate
 				for range 7 * 60 * 2 {
@@ -395,10 +387,8 @@ func TestUndistributedKeyWaitsAgain(t *testing.T) {
 					other := open(t, store, withJWT)
 					go func() { _ = other.Run(ctx) }()
 				}
-				next, err := a.Rotate(t.Context())
-				require.NoError(t, err)
-				nextJWT, err := a.RotateJWT(t.Context())
-				require.NoError(t, err)
+				next := must.Get(a.Rotate(t.Context()))(t)
+				nextJWT := must.Get(a.RotateJWT(t.Context()))(t)
 				time.Sleep(tt.down) // a is gone
 				synctest.Wait()
 				b := open(t, store, withJWT)
@@ -437,8 +427,7 @@ func TestVisitorsDoNotHoldUpARotation(t *testing.T) {
 		store := ca.NewMemoryStore()
 		a := open(t, store, withJWT)
 		run(t, a)
-		next, err := a.Rotate(t.Context())
-		require.NoError(t, err)
+		next := must.Get(a.Rotate(t.Context()))(t)
 		for range 25 * 6 { // of the default Propagation
 			time.Sleep(10 * time.Second)
 			open(t, store, withJWT)
@@ -458,8 +447,7 @@ func TestLongerLifetimesAreWrittenFirst(t *testing.T) {
 		a := open(t, memory)
 		b := open(t, store, func(c *ca.Config) { c.MaxTTL = 5 * time.Hour }) // writes it down
 		run(t, a)
-		next, err := a.Rotate(t.Context()) // knows of one hour only
-		require.NoError(t, err)
+		next := must.Get(a.Rotate(t.Context()))(t) // knows of one hour only
 		csr := newCSR(t)
 		time.Sleep(25 * time.Minute)
 		bRoots := b.Roots()
@@ -471,8 +459,7 @@ func TestLongerLifetimesAreWrittenFirst(t *testing.T) {
 		synctest.Wait()
 		leaf := sign(t, b, csr, 5*time.Hour)
 		require.Equal(t, string(next.Certificate.SubjectKeyId), string(leaf.AuthorityKeyId))
-		third, err := a.Rotate(t.Context())
-		require.NoError(t, err)
+		third := must.Get(a.Rotate(t.Context()))(t)
 		time.Sleep(25*time.Minute + 5*time.Hour + 2*time.Minute - 1)
 		assert.True(t, slices.Contains(serials(a), next.ID), "it stays for as long as b could grant")
 		time.Sleep(time.Nanosecond)
@@ -484,8 +471,7 @@ func TestLongerLifetimesAreWrittenFirst(t *testing.T) {
 		store := &faultStore{Store: memory}
 		a := open(t, memory)
 		b := open(t, store, func(c *ca.Config) { c.MaxTTL = 5 * time.Hour })
-		_, err := a.Rotate(t.Context())
-		require.NoError(t, err)
+		must.Get(a.Rotate(t.Context()))(t)
 		run(t, a)
 		time.Sleep(26 * time.Minute)
 		store.behave(always("save", before))
@@ -493,7 +479,7 @@ func TestLongerLifetimesAreWrittenFirst(t *testing.T) {
 		time.Sleep(time.Minute)
 		csr := newCSR(t)
 		sign(t, b, csr, time.Hour)
-		_, err = b.Sign(t.Context(), ca.Request{CSR: csr, ID: web, TTL: time.Hour + 1})
+		_, err := b.Sign(t.Context(), ca.Request{CSR: csr, ID: web, TTL: time.Hour + 1})
 		require.ErrorIs(t, err, spiffe.ErrNotReady)
 	})
 }
@@ -595,11 +581,9 @@ func TestLongestPropagationCounts(t *testing.T) {
 		store := ca.NewMemoryStore()
 		open(t, store, withJWT, func(c *ca.Config) { c.Rotation.Propagation = 50 * time.Minute })
 		quick := open(t, store, withJWT)
-		next, err := quick.Rotate(t.Context())
-		require.NoError(t, err)
+		next := must.Get(quick.Rotate(t.Context()))(t)
 		assert.Equal(t, time.Now().Add(50*time.Minute).Round(0), next.Activates)
-		key, err := quick.RotateJWT(t.Context())
-		require.NoError(t, err)
+		key := must.Get(quick.RotateJWT(t.Context()))(t)
 		assert.Equal(t, time.Now().Add(50*time.Minute).Round(0), key.Activates)
 	})
 }
@@ -630,8 +614,7 @@ func TestSlowSave(t *testing.T) {
 				begin, changed := time.Now(), a.Changed()
 				var seen time.Time // when consumers can have it first
 				go func() { <-changed; seen = time.Now() }()
-				activates, err := rotate(t.Context(), a)
-				require.NoError(t, err)
+				activates := must.Get(rotate(t.Context(), a))(t)
 				synctest.Wait()
 				assert.Equal(t, begin.Add(tt.takes), seen, name)
 				assert.Equal(t, seen.Add(tt.waits).Round(0), activates, "%s: and Rotate knows", name)
@@ -648,8 +631,7 @@ func TestStepDuringASave(t *testing.T) {
 		store := &faultStore{Store: ca.NewMemoryStore()}
 		a := open(t, store, withJWT)
 		run(t, a)
-		_, err := a.Rotate(t.Context())
-		require.NoError(t, err)
+		must.Get(a.Rotate(t.Context()))(t)
 		time.Sleep(26 * time.Minute)
 		old := a.Roots()[0]
 		require.Equal(t, ca.Retiring, old.Phase)
@@ -657,8 +639,7 @@ func TestStepDuringASave(t *testing.T) {
 		store.behave(func(op string) (fault, time.Duration) {
 			return fine, map[string]time.Duration{"save": time.Second}[op]
 		})
-		_, err = a.RotateJWT(t.Context())
-		require.NoError(t, err)
+		must.Get(a.RotateJWT(t.Context()))(t)
 		require.Len(t, a.Roots(), 1)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
@@ -679,53 +660,41 @@ func TestRecordTrouble(t *testing.T) {
 		{"it disappears", func(_ *testing.T, s *swapStore, _ ca.Record) { s.swap(ca.NewMemoryStore()) }, "", false},
 		{"it goes back", func(t *testing.T, s *swapStore, first ca.Record) {
 			m := ca.NewMemoryStore()
-			_, err := m.Save(t.Context(), ca.NewRecord("", first.Data()))
-			require.NoError(t, err)
-			_, err = m.Save(t.Context(), ca.NewRecord("1", first.Data()))
-			require.NoError(t, err)
-			_, err = m.Save(t.Context(), ca.NewRecord("2", first.Data())) // so that no version comes back
-			require.NoError(t, err)
+			must.Get(m.Save(t.Context(), ca.NewRecord("", first.Data())))(t)
+			must.Get(m.Save(t.Context(), ca.NewRecord("1", first.Data())))(t)
+			must.Get(m.Save(t.Context(), ca.NewRecord("2", first.Data())))(t) // so that no version comes back
 			s.swap(m)
 		}, "older than what this process has read", true},
 		{"it went back, and another writer went on from there", func(t *testing.T, s *swapStore, first ca.Record) {
 			m := ca.NewMemoryStore()
-			_, err := m.Save(t.Context(), ca.NewRecord("", first.Data()))
-			require.NoError(t, err)
-			_, err = open(t, m).Rotate(t.Context()) // as many writes as here, and another root
-			require.NoError(t, err)
-			_, err = m.Save(t.Context(), load(t, m)) // no version comes back
-			require.NoError(t, err)
+			must.Get(m.Save(t.Context(), ca.NewRecord("", first.Data())))(t)
+			must.Get(open(t, m).Rotate(t.Context()))(t)  // as many writes as here, and another root
+			must.Get(m.Save(t.Context(), load(t, m)))(t) // no version comes back
 			s.swap(m)
 		}, "older than what this process has read", true},
 		{"another CA of the same trust domain", func(t *testing.T, s *swapStore, _ ca.Record) {
 			m := ca.NewMemoryStore()
 			b := open(t, m)
-			_, err := b.Rotate(t.Context())
-			require.NoError(t, err)
+			must.Get(b.Rotate(t.Context()))(t)
 			time.Sleep(25 * time.Minute)
-			_, err = b.Rotate(t.Context())
-			require.NoError(t, err)
+			must.Get(b.Rotate(t.Context()))(t)
 			for range 9 { // no version comes back
 				r := load(t, m)
-				_, err = m.Save(t.Context(), r)
-				require.NoError(t, err)
+				must.Get(m.Save(t.Context(), r))(t)
 			}
 			s.swap(m)
 		}, "another CA of the same trust domain", true},
 		{"another trust domain's", func(t *testing.T, s *swapStore, _ ca.Record) {
 			m := ca.NewMemoryStore()
 			open(t, m, func(c *ca.Config) { c.TrustDomain = spiffe.MustParseTrustDomain("example.com") })
-			_, err := m.Save(t.Context(), ca.NewRecord("1", load(t, m).Data()))
-			require.NoError(t, err)
-			_, err = m.Save(t.Context(), ca.NewRecord("2", load(t, m).Data()))
-			require.NoError(t, err)
+			must.Get(m.Save(t.Context(), ca.NewRecord("1", load(t, m).Data())))(t)
+			must.Get(m.Save(t.Context(), ca.NewRecord("2", load(t, m).Data())))(t)
 			s.swap(m)
 		}, `belongs to the trust domain "example.com"`, true},
 		{"damaged", func(t *testing.T, s *swapStore, _ ca.Record) {
 			r := load(t, s)
 			r.Data()["svidkit-state.json"] = r.Data()["svidkit-state.json"][1:]
-			_, err := s.Save(t.Context(), r)
-			require.NoError(t, err)
+			must.Get(s.Save(t.Context(), r))(t)
 		}, "svidkit-state.json", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -735,8 +704,7 @@ func TestRecordTrouble(t *testing.T) {
 				s := &swapStore{Store: ca.NewMemoryStore()}
 				a := open(t, s, func(c *ca.Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 				first := load(t, s)
-				_, err := a.Rotate(t.Context())
-				require.NoError(t, err)
+				must.Get(a.Rotate(t.Context()))(t)
 				stop := run(t, a)
 				want := serials(a)
 				tt.do(t, s, first)
@@ -746,7 +714,7 @@ func TestRecordTrouble(t *testing.T) {
 				assert.Equal(t, want, serials(a)[:2])
 				leaf := sign(t, a, newCSR(t), 0)
 				assert.NoError(t, verify(a.Bundle(), leaf, time.Now()))
-				err = a.Status().SyncError
+				err := a.Status().SyncError
 				if tt.says == "" {
 					require.NoError(t, err)
 				} else {
@@ -782,8 +750,7 @@ func (s *swapStore) Save(ctx context.Context, r ca.Record) (string, error) {
 
 func load(t *testing.T, s ca.Store) ca.Record {
 	t.Helper()
-	r, err := s.Load(t.Context())
-	require.NoError(t, err)
+	r := must.Get(s.Load(t.Context()))(t)
 	return r
 }
 
@@ -814,8 +781,7 @@ func TestJWTIsTurnedOnLater(t *testing.T) {
 		assert.Equal(t, 25*time.Minute, e.RetryAfter)
 		time.Sleep(25 * time.Minute)
 		synctest.Wait()
-		_, err = a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}})
-		require.NoError(t, err)
+		must.Get(a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}}))(t)
 		without := open(t, store)
 		assert.True(t, a.Bundle().Equal(without.Bundle()), "a replica that signs no tokens publishes the keys all the same")
 		_, err = without.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"db"}})

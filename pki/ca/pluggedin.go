@@ -11,9 +11,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/files/follow"
@@ -160,15 +158,9 @@ func (f *pluggedFiles) open(path string) (*os.File, error) {
 	if f.told || !slices.Contains(keyNames, filepath.Base(path)) {
 		return file, nil
 	}
-	// In Kubernetes volumes, whose files are behind directories like ..2026_01_02_15_04_05.123, the mode is the
-	// volume's and no other user has access.
-	info, err := file.Stat()
-	if err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o004 != 0 &&
-		!strings.Contains(filepath.ToSlash(file.Name()), "/..") {
+	if err := private.CheckKeyFile(path, file); err != nil {
 		f.told = true
-		f.a.cfg.Logger.Warn("the private key of the CA can be read by all users of this machine",
-			slog.String("file", path),
-			slog.String("mode", fmt.Sprintf("%04o", info.Mode().Perm())),
+		f.a.cfg.Logger.Warn("other users can read the private key of the CA", slog.Any("err", err),
 			slog.String("run", fmt.Sprintf("chmod 0600 %q", path)))
 	}
 	return file, nil
@@ -202,7 +194,7 @@ func (f *pluggedFiles) take(ctx context.Context, read follow.Files) error {
 	s, steps := a.advance(time.Now())
 	taken, err := a.replacePlugged(s, next)
 	a.mu.Unlock()
-	a.happened("", rotation.Events(steps)...)
+	a.happened("", steps...)
 	if taken {
 		a.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "CA files taken over",
 			slog.String("serial", next.key.ID), slog.Int("roots", len(next.roots)), slog.Time("not_after", next.until))
@@ -281,31 +273,34 @@ func (f *pluggedFiles) parse(folder follow.Files, now time.Time) (*plugged, erro
 	issuer := pair.Issuer()
 	cert := issuer.Certificate()
 	p.key = rotation.Key{ID: rotation.Serial(cert), Cert: cert, Issuer: issuer, Phase: Active}
-	p.from, p.until = cert.NotBefore, cert.NotAfter
-	for _, c := range issuer.Chain() {
+	p.until = cert.NotAfter
+	chain := issuer.Chain()
+	for _, c := range chain {
 		if !slices.ContainsFunc(p.roots, c.Equal) {
 			p.above = append(p.above, c)
 		}
 		p.from, p.until = later(p.from, c.NotBefore), rotation.Earlier(p.until, c.NotAfter)
 	}
-	// The chain's root or, if it leads to several, the root that ends last.
-	var end time.Time
-	top := issuer.Chain()[len(issuer.Chain())-1]
-	for _, r := range p.roots {
-		if r.Equal(top) || top.CheckSignatureFrom(r) == nil {
-			end = later(end, r.NotAfter)
-		}
-	}
-	if !end.IsZero() {
+	if end := lastEnd(p.roots, chain[len(chain)-1]); !end.IsZero() {
 		p.until = rotation.Earlier(p.until, end)
 	}
 	if err := probe(f.a.cfg.TrustDomain, issuer, p.above, bundle, now); err != nil {
 		return nil, err
 	}
 	for file := range maps.Values(folder) {
-		p.sequence = max(p.sequence, uint64(max(1, file.ModTime.UnixMilli())))
+		p.sequence = max(p.sequence, uint64(max(1, file.Info.ModTime().UnixMilli())))
 	}
 	return p, nil
+}
+
+// lastEnd returns the end of the root that top is or, if several have signed it, of the one that ends last.
+func lastEnd(roots []*x509.Certificate, top *x509.Certificate) (end time.Time) {
+	for _, r := range roots {
+		if r.Equal(top) || top.CheckSignatureFrom(r) == nil {
+			end = later(end, r.NotAfter)
+		}
+	}
+	return end
 }
 
 func later(a, b time.Time) time.Time {
@@ -339,7 +334,7 @@ func probe(td spiffe.TrustDomain, issuer *pki.Issuer, above []*x509.Certificate,
 		return fail(err)
 	}
 	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(id),
-		&spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
+		func() time.Time { return now })
 	if err != nil {
 		return fail(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
@@ -66,10 +67,9 @@ func TestLoadRefusesFilesOfOthers(t *testing.T) {
 			}
 			dir, _ := plugIn(t, 0o644)
 			require.NoError(t, os.Chmod(dir, 0o775))
-			_, err := tryLoadFrom(t.Context(), ca.PluggedIn{Dir: dir})
-			require.NoError(t, err)
+			must.Get(tryLoadFrom(t.Context(), ca.PluggedIn{Dir: dir}))(t)
 			require.NoError(t, tc.do(dir))
-			_, err = tryLoadFrom(t.Context(), ca.PluggedIn{Dir: dir})
+			_, err := tryLoadFrom(t.Context(), ca.PluggedIn{Dir: dir})
 			require.ErrorIs(t, err, ca.ErrUnfit)
 			require.NotErrorIs(t, err, os.ErrNotExist, "which would make another CA")
 			require.NotContains(t, err.Error(), "\n")
@@ -85,8 +85,7 @@ func TestReloadRefusesFilesOfOthers(t *testing.T) {
 	t.Parallel()
 	onlyUnix(t)
 	dir, files := plugIn(t, 0o600)
-	a, err := tryLoadFrom(t.Context(), ca.PluggedIn{Dir: dir})
-	require.NoError(t, err)
+	a := must.Get(tryLoadFrom(t.Context(), ca.PluggedIn{Dir: dir}))(t)
 	run(t, a)
 	before := a.Signer()
 	for name, b := range newOffline(t).files(t, 1000*time.Hour) {
@@ -111,17 +110,16 @@ func TestLoadComplainsOfReadableKeys(t *testing.T) {
 		var log bytes.Buffer
 		a, err := tryLoadFrom(t.Context(), ca.PluggedIn{Dir: dir}, func(c *ca.Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 		require.NoError(t, err)
-		_, err = a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
-		require.NoError(t, err)
+		must.Get(a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web}))(t)
 		return log.String()
 	}
 	dir, _ := plugIn(t, 0o644)
 	log := load(dir)
-	require.Equal(t, 1, strings.Count(log, "can be read by all users"), "%s", log)
+	require.Equal(t, 1, strings.Count(log, "other users can read the private key"), "%s", log)
 	assert.Contains(t, log, "chmod 0600")
 	assert.Contains(t, log, "ca-key.pem")
 	dir, _ = plugIn(t, 0o640)
-	assert.NotContains(t, load(dir), "can be read by all users")
+	assert.NotContains(t, load(dir), "other users can read the private key")
 
 	// As a Secret is mounted: files of root with mode 0644 behind links, in a folder with mode 1777.
 	volume, files := plugIn(t, 0o644)
@@ -132,5 +130,5 @@ func TestLoadComplainsOfReadableKeys(t *testing.T) {
 		require.NoError(t, os.Symlink(filepath.Join("..data", name), filepath.Join(volume, name)))
 	}
 	require.NoError(t, os.Chmod(volume, 0o777|os.ModeSticky))
-	assert.NotContains(t, load(volume), "can be read by all users")
+	assert.NotContains(t, load(volume), "other users can read the private key")
 }

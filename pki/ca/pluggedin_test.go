@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -36,14 +37,12 @@ type offline struct {
 
 func newOffline(t testing.TB, edit ...func(*pki.CertificateOptions)) *offline {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	o := pki.CertificateOptions{CA: true, SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(10 * 365 * 24 * time.Hour)}
 	for _, e := range edit {
 		e(&o)
 	}
-	issuer, err := pki.NewRoot(key, o)
-	require.NoError(t, err)
+	issuer := must.Get(pki.NewRoot(key, o))(t)
 	return &offline{key, issuer}
 }
 
@@ -52,16 +51,13 @@ func (o *offline) cert() *x509.Certificate { return o.issuer.Certificate() }
 // files are those of a CA below o, with Istio's names.
 func (o *offline) files(t testing.TB, life time.Duration, edit ...func(*pki.CertificateOptions)) map[string][]byte {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	opts := pki.CertificateOptions{PublicKey: key.Public(), CA: true, SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(life)}
 	for _, e := range edit {
 		e(&opts)
 	}
-	cert, err := o.issuer.Issue(opts)
-	require.NoError(t, err)
-	keyPEM, err := pki.MarshalPrivateKeyPEM(key)
-	require.NoError(t, err)
+	cert := must.Get(o.issuer.Issue(opts))(t)
+	keyPEM := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 	return map[string][]byte{
 		"ca-cert.pem": pki.MarshalCertificatesPEM(cert), "ca-key.pem": keyPEM,
 		"cert-chain.pem": pki.MarshalCertificatesPEM(cert), "root-cert.pem": pki.MarshalCertificatesPEM(o.cert()),
@@ -90,8 +86,7 @@ func (f *folder) put(files map[string][]byte) {
 
 func loadCA(t testing.TB, fsys fs.FS, edit ...func(*ca.Config)) *ca.Authority {
 	t.Helper()
-	a, err := tryLoadCA(t.Context(), fsys, nil, edit...)
-	require.NoError(t, err)
+	a := must.Get(tryLoadCA(t.Context(), fsys, nil, edit...))(t)
 	return a
 }
 
@@ -144,12 +139,11 @@ func TestLoad(t *testing.T) {
 			_, err = a.Rotate(t.Context())
 			require.ErrorIs(t, err, ca.ErrPluggedIn)
 			require.ErrorIs(t, a.Taint(t.Context(), id), ca.ErrPluggedIn)
-			require.ErrorIs(t, a.Revoke(t.Context(), id), ca.ErrPluggedIn)
-			require.ErrorIs(t, a.Revoke(t.Context(), "0"), ca.ErrUnknownKey)
+			require.ErrorIs(t, must.Err(a.Revoke(t.Context(), id, false)), ca.ErrPluggedIn)
+			require.ErrorIs(t, must.Err(a.Revoke(t.Context(), "0", false)), ca.ErrUnknownKey)
 		}
 		// A root that signs leaves itself.
-		keyPEM, err := pki.MarshalPrivateKeyPEM(root.key)
-		require.NoError(t, err)
+		keyPEM := must.Get(pki.MarshalPrivateKeyPEM(root.key))(t)
 		rootPEM := pki.MarshalCertificatesPEM(root.cert())
 		a := loadCA(t, newFolder(map[string][]byte{"ca-cert.pem": rootPEM, "ca-key.pem": keyPEM, "cert-chain.pem": rootPEM, "root-cert.pem": rootPEM}))
 		leaf := sign(t, a, newCSR(t), 0)
@@ -174,14 +168,11 @@ func TestPluggedInKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		root := newOffline(t)
 		files := root.files(t, 24*time.Hour)
-		key, err := pki.ParsePrivateKeyPEM(files["ca-key.pem"])
-		require.NoError(t, err)
+		key := must.Get(pki.ParsePrivateKeyPEM(files["ca-key.pem"]))(t)
 		delete(files, "ca-key.pem")
 		fsys := newFolder(files)
-		a, err := tryLoadFrom(t.Context(), ca.PluggedIn{Key: func() crypto.Signer { return kms{key} }}.In(fsys))
-		require.NoError(t, err)
-		chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
-		require.NoError(t, err)
+		a := must.Get(tryLoadFrom(t.Context(), ca.PluggedIn{Key: func() crypto.Signer { return kms{key} }}.In(fsys)))(t)
+		chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web}))(t)
 		require.NoError(t, verifyChain(a.Bundle(), chain))
 		require.True(t, pki.PublicKeysEqual(key.Public(), chain[1].PublicKey))
 
@@ -193,16 +184,14 @@ func TestPluggedInKey(t *testing.T) {
 		fsys.put(other)
 		time.Sleep(5 * time.Second)
 		require.ErrorIs(t, a.Status().SyncError, pki.ErrKeyMismatch)
-		again, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
-		require.NoError(t, err)
+		again := must.Get(a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web}))(t)
 		assert.True(t, again[1].Equal(chain[1]))
 		renewed, err := root.issuer.Issue(pki.CertificateOptions{PublicKey: key.Public(), CA: true, SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(48 * time.Hour)})
 		require.NoError(t, err)
 		fsys.put(map[string][]byte{"ca-cert.pem": pki.MarshalCertificatesPEM(renewed), "cert-chain.pem": pki.MarshalCertificatesPEM(renewed)})
 		time.Sleep(5 * time.Second)
 		require.NoError(t, a.Status().SyncError)
-		again, err = a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
-		require.NoError(t, err)
+		again = must.Get(a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web}))(t)
 		assert.True(t, again[1].Equal(renewed))
 	})
 }
@@ -215,8 +204,7 @@ func TestPluggedInLifetimes(t *testing.T) {
 		start := time.Now()
 		for _, tt := range []struct{ age, want time.Duration }{{0, 24 * time.Hour}, {6 * time.Hour, 24 * time.Hour}, {7 * time.Hour, 23 * time.Hour}, {30*time.Hour - time.Second, time.Second}} {
 			time.Sleep(time.Until(start.Add(tt.age)))
-			chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: web})
-			require.NoError(t, err)
+			chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: web}))(t)
 			assert.Equal(t, time.Now().Add(tt.want).UTC(), chain[0].NotAfter)
 			assert.NoError(t, verifyChain(a.Bundle(), chain))
 		}
@@ -228,40 +216,31 @@ func TestPluggedInLifetimes(t *testing.T) {
 	})
 	// The root ends first.
 	synctest.Test(t, func(t *testing.T) {
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		o := pki.CertificateOptions{CA: true, SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(5 * time.Hour)}
-		short, err := pki.NewRoot(key, o)
-		require.NoError(t, err)
+		short := must.Get(pki.NewRoot(key, o))(t)
 		o.NotAfter = time.Now().Add(50 * time.Hour)
-		long, err := pki.NewRoot(key, o) // signs what outlives its twin
-		require.NoError(t, err)
+		long := must.Get(pki.NewRoot(key, o))(t) // signs what outlives its twin
 		files := (&offline{key, long}).files(t, 40*time.Hour)
 		files["root-cert.pem"] = pki.MarshalCertificatesPEM(short.Certificate())
 		a := loadCA(t, newFolder(files))
-		chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
-		require.NoError(t, err)
+		chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web}))(t)
 		assert.Equal(t, short.Certificate().NotAfter, chain[0].NotAfter)
 	})
 	// A CA in the middle ends first.
 	synctest.Test(t, func(t *testing.T) {
 		root := newOffline(t)
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		o := pki.CertificateOptions{PublicKey: key.Public(), CA: true, SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(5 * time.Hour)}
-		short, err := root.issuer.Issue(o)
-		require.NoError(t, err)
+		short := must.Get(root.issuer.Issue(o))(t)
 		o.NotAfter = time.Now().Add(50 * time.Hour)
-		long, err := root.issuer.Issue(o)
-		require.NoError(t, err)
-		issuer, err := pki.NewIssuer([]*x509.Certificate{long}, key)
-		require.NoError(t, err)
+		long := must.Get(root.issuer.Issue(o))(t)
+		issuer := must.Get(pki.NewIssuer([]*x509.Certificate{long}, key))(t)
 		files := (&offline{key, issuer}).files(t, 40*time.Hour)
 		files["cert-chain.pem"] = append(files["cert-chain.pem"], pki.MarshalCertificatesPEM(short)...)
 		files["root-cert.pem"] = pki.MarshalCertificatesPEM(root.cert())
 		a := loadCA(t, newFolder(files))
-		chain, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
-		require.NoError(t, err)
+		chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web}))(t)
 		require.Len(t, chain, 3)
 		assert.Equal(t, short.NotAfter, chain[0].NotAfter)
 		assert.NoError(t, verifyChain(a.Bundle(), chain))
@@ -311,8 +290,7 @@ func TestLoadRefuses(t *testing.T) {
 		"a workload's certificate": {func(t *testing.T) map[string][]byte {
 			o := newOffline(t)
 			f := o.files(t, time.Hour)
-			key, err := pki.ParsePrivateKeyPEM(f["ca-key.pem"])
-			require.NoError(t, err)
+			key := must.Get(pki.ParsePrivateKeyPEM(f["ca-key.pem"]))(t)
 			leaf, err := o.issuer.Issue(pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(web)}, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)})
 			require.NoError(t, err)
 			f["ca-cert.pem"] = pki.MarshalCertificatesPEM(leaf)
@@ -349,13 +327,11 @@ func TestReload(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				root, other := newOffline(t), newOffline(t)
 				f := newFolder(root.files(t, 1000*time.Hour))
-				a, err := tryLoadFrom(t.Context(), ca.PluggedIn{MultiRoot: multi}.In(f))
-				require.NoError(t, err)
+				a := must.Get(tryLoadFrom(t.Context(), ca.PluggedIn{MultiRoot: multi}.In(f)))(t)
 				run(t, a)
 				csr := newCSR(t)
 				signer := func() string {
-					chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: web})
-					require.NoError(t, err)
+					chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: web}))(t)
 					require.NoError(t, verifyChain(a.Bundle(), chain))
 					return chain[1].SerialNumber.Text(16)
 				}
@@ -444,8 +420,7 @@ func TestReloadOfSwappedLinks(t *testing.T) {
 	for _, f := range []string{"ca-cert.pem", "ca-key.pem", "cert-chain.pem", "root-cert.pem"} {
 		require.NoError(t, os.Symlink(filepath.Join("..data", f), filepath.Join(dir, f)))
 	}
-	a, err := tryLoadFrom(t.Context(), ca.PluggedIn{Dir: dir})
-	require.NoError(t, err)
+	a := must.Get(tryLoadFrom(t.Context(), ca.PluggedIn{Dir: dir}))(t)
 	run(t, a)
 	changed := a.Changed()
 	old := a.Signer()
@@ -465,28 +440,25 @@ func TestPluggedInJWT(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFolder(newOffline(t).files(t, 1000*time.Hour))
 		store := ca.NewMemoryStore()
-		a, err := tryLoadCA(t.Context(), f, store, withJWT)
-		require.NoError(t, err)
-		b, err := tryLoadCA(t.Context(), f, store, withJWT)
-		require.NoError(t, err)
+		a := must.Get(tryLoadCA(t.Context(), f, store, withJWT))(t)
+		b := must.Get(tryLoadCA(t.Context(), f, store, withJWT))(t)
 		require.NoError(t, validate(b.Bundle(), signJWT(t, a, 0)))
 		assert.True(t, a.Bundle().Equal(b.Bundle()))
 		n := sequence(t, a.Bundle())
 		run(t, a)
 		run(t, b)
-		_, err = a.RotateJWT(t.Context())
-		require.NoError(t, err)
+		must.Get(a.RotateJWT(t.Context()))(t)
 		assert.Equal(t, n+1, sequence(t, a.Bundle()))
 		time.Sleep(26 * time.Minute)
 		synctest.Wait()
 		assert.True(t, a.Bundle().Equal(b.Bundle()))
 		require.NoError(t, validate(b.Bundle(), signJWT(t, a, 0)))
 		bad := b.Status().JWTKeys[0].ID
-		require.NoError(t, b.Revoke(t.Context(), bad))
+		require.NoError(t, must.Err(b.Revoke(t.Context(), bad, false)))
 		require.Len(t, b.Status().JWTKeys, 1)
 
 		// Not in the store of a CA that has roots of its own, nor the other way round.
-		_, err = tryOpen(t.Context(), store)
+		_, err := tryOpen(t.Context(), store)
 		require.ErrorIs(t, err, ca.ErrRecord)
 		own := ca.NewMemoryStore()
 		open(t, own)
@@ -494,11 +466,9 @@ func TestPluggedInJWT(t *testing.T) {
 		require.ErrorIs(t, err, ca.ErrRecord)
 
 		// Without a store they live as long as the process.
-		c, err := tryLoadCA(t.Context(), f, nil, withJWT)
-		require.NoError(t, err)
+		c := must.Get(tryLoadCA(t.Context(), f, nil, withJWT))(t)
 		require.NoError(t, validate(c.Bundle(), signJWT(t, c, 0)))
-		_, err = c.RotateJWT(t.Context())
-		require.NoError(t, err)
+		must.Get(c.RotateJWT(t.Context()))(t)
 	})
 }
 
@@ -606,15 +576,13 @@ func TestMayReplace(t *testing.T) {
 func TestPluggedInSlips(t *testing.T) {
 	t.Parallel()
 	root := newOffline(t)
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	below := func(ends time.Duration) map[string][]byte {
 		cert, err := root.issuer.Issue(pki.CertificateOptions{
 			PublicKey: key.Public(), CA: true, CommonName: "between", SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(ends),
 		})
 		require.NoError(t, err)
-		issuer, err := pki.NewIssuer([]*x509.Certificate{cert}, key)
-		require.NoError(t, err)
+		issuer := must.Get(pki.NewIssuer([]*x509.Certificate{cert}, key))(t)
 		files := (&offline{key, issuer}).files(t, min(ends, time.Hour), func(o *pki.CertificateOptions) { o.NotBefore = time.Now().Add(-2 * time.Hour) })
 		files["cert-chain.pem"] = append(files["cert-chain.pem"], pki.MarshalCertificatesPEM(cert)...)
 		files["root-cert.pem"] = pki.MarshalCertificatesPEM(root.cert())
@@ -628,7 +596,7 @@ func TestPluggedInSlips(t *testing.T) {
 	require.ErrorContains(t, load(below(-time.Minute)), "expired at "+time.Now().Add(-time.Minute).UTC().Format("2006-01-02T"))
 	wrong := below(time.Hour)
 	wrong["root-cert.pem"] = wrong["cert-chain.pem"]
-	err = load(wrong)
+	err := load(wrong)
 	require.ErrorContains(t, err, "is among the roots, and ")
 	require.ErrorContains(t, err, "has signed it: the root file takes the root, and the file of the chain what is below")
 }

@@ -175,7 +175,7 @@ func replicas(t *testing.T, n int, seed uint64) {
 					if draw(2) == 0 {
 						_ = r.a.Taint(ctx, bad.ID)
 					} else {
-						_ = r.a.Revoke(ctx, bad.ID)
+						_, _ = r.a.Revoke(ctx, bad.ID, false)
 					}
 				})
 			}
@@ -190,7 +190,7 @@ func replicas(t *testing.T, n int, seed uint64) {
 			wg.Go(func() {
 				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 				defer cancel()
-				_, err := r.a.RevokeNow(ctx, bad.ID)
+				_, err := r.a.Revoke(ctx, bad.ID, true)
 				mu.Lock()
 				defer mu.Unlock()
 				revoking--

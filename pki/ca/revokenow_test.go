@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -37,20 +38,16 @@ func TestRevokeNow(t *testing.T) {
 					time.Sleep(10 * time.Minute)
 				}
 				changed := a.Changed()
-				r, err := a.RevokeNow(t.Context(), stolen.ID)
-				require.NoError(t, err)
+				r := must.Get(a.Revoke(t.Context(), stolen.ID, true))(t)
 				<-changed
 				require.Equal(t, "B active", n.see(t, a))
 				now := a.Roots()[0]
-				assert.Equal(t, stolen, r.Revoked)
-				assert.Equal(t, now, r.Successor)
 				assert.Equal(t, time.Now().Round(0), now.Activates)
 				assert.False(t, now.Tainted)
 				assert.False(t, pki.PublicKeysEqual(stolen.Certificate.PublicKey, now.Certificate.PublicKey))
-				assert.Equal(t, now.Prepared.Add(25*time.Minute), r.Known, "Propagation")
-				for _, text := range []string{r.String(), log.String()} {
+				for _, text := range []string{r, log.String()} {
 					assert.Contains(t, text, fmt.Sprintf("root %s is revoked: verifiers that have read the bundle since refuse everything that it signed; root %s signs in its place", stolen.ID, now.ID))
-					assert.Contains(t, text, "refuse what it signs, until "+r.Known.UTC().Format(time.RFC3339))
+					assert.Contains(t, text, "refuse what it signs, until "+now.Prepared.Add(25*time.Minute).UTC().Format(time.RFC3339))
 				}
 				fresh := sign(t, a, csr, 0)
 				assert.Error(t, verify(a.Bundle(), leaf, time.Now()), "what it signed is refused")
@@ -58,13 +55,12 @@ func TestRevokeNow(t *testing.T) {
 				if !distributing {
 					assert.Error(t, verify(before, fresh, time.Now()), "the cost: a verifier that has not read the bundle")
 				}
-				_, err = a.RevokeNow(t.Context(), stolen.ID)
+				_, err := a.Revoke(t.Context(), stolen.ID, true)
 				require.ErrorIs(t, err, ca.ErrUnknownKey)
 
 				// Life goes on.
 				if !keepKey {
-					_, err = a.Rotate(t.Context())
-					require.NoError(t, err)
+					must.Get(a.Rotate(t.Context()))(t)
 					n.see(t, a)
 					time.Sleep(25 * time.Minute)
 					require.Equal(t, "B retiring, C active", n.see(t, a))
@@ -72,22 +68,6 @@ func TestRevokeNow(t *testing.T) {
 				}
 			}
 		}
-	})
-}
-
-// An authority that knows what its keys signed must not believe that the new one signed what the old one did.
-func TestRevokeNowForgetsTheEnds(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		a := newAuthority(t, func(c *ca.Config) { c.MaxTTL = 90 * 24 * time.Hour })
-		sign(t, a, newCSR(t), 90*24*time.Hour)
-		_, err := a.RevokeNow(t.Context(), a.Roots()[0].ID)
-		require.NoError(t, err)
-		sign(t, a, newCSR(t), time.Hour)
-		_, err = a.Rotate(t.Context())
-		require.NoError(t, err)
-		time.Sleep(25 * time.Minute)
-		assert.Equal(t, time.Now().Add(37*time.Minute).Round(0), a.Roots()[0].Retires, "an hour after the signature, and Backdate")
 	})
 }
 
@@ -99,23 +79,18 @@ func TestRevokeNowOfOthers(t *testing.T) {
 		sign(t, a, newCSR(t), 90*24*time.Hour)
 		n := namer{}
 		n.see(t, a)
-		next, err := a.Rotate(t.Context())
-		require.NoError(t, err)
-		r, err := a.RevokeNow(t.Context(), next.ID)
-		require.NoError(t, err)
-		assert.Zero(t, r.Successor.ID)
-		assert.NotContains(t, r.String(), "in its place")
+		next := must.Get(a.Rotate(t.Context()))(t)
+		r := must.Get(a.Revoke(t.Context(), next.ID, true))(t)
+		assert.NotContains(t, r, "in its place")
 		require.Equal(t, "A active", n.see(t, a))
-		_, err = a.Rotate(t.Context())
-		require.NoError(t, err)
+		must.Get(a.Rotate(t.Context()))(t)
 		n.see(t, a)
 		time.Sleep(25 * time.Minute)
-		r, err = a.RevokeNow(t.Context(), a.Roots()[0].ID)
-		require.NoError(t, err)
-		assert.Zero(t, r.Successor.ID)
+		r = must.Get(a.Revoke(t.Context(), a.Roots()[0].ID, true))(t)
+		assert.NotContains(t, r, "in its place")
 		require.Equal(t, "B active", n.see(t, a))
 		for _, id := range []string{"", "0", next.ID} {
-			_, err := a.RevokeNow(t.Context(), id)
+			_, err := a.Revoke(t.Context(), id, true)
 			require.ErrorIs(t, err, ca.ErrUnknownKey)
 		}
 	})
@@ -133,13 +108,12 @@ func TestRevokeNowJWT(t *testing.T) {
 				stolen := a.Status().JWTKeys[0]
 				token := signJWT(t, a, time.Hour)
 				// The operator's program signs no tokens.
-				r, err := open(t, store).RevokeNow(t.Context(), stolen.ID)
-				require.NoError(t, err)
-				assert.Equal(t, alg, r.Successor.Algorithm)
-				assert.Contains(t, r.String(), "JWT key "+stolen.ID+" is revoked")
+				r := must.Get(open(t, store).Revoke(t.Context(), stolen.ID, true))(t)
+				assert.Contains(t, r, "JWT key "+stolen.ID+" is revoked")
 				a = open(t, store, edit)
 				require.Len(t, a.Status().JWTKeys, 1)
 				require.Equal(t, ca.Active, a.Status().JWTKeys[0].Phase)
+				require.Equal(t, alg, a.Status().JWTKeys[0].Algorithm)
 				require.Error(t, validate(a.Bundle(), token))
 				require.NoError(t, validate(a.Bundle(), signJWT(t, a, time.Hour)), "it signs for as long as the old one did")
 			})
@@ -151,11 +125,10 @@ func TestRevokeNowJWT(t *testing.T) {
 func TestRevokeNowPluggedIn(t *testing.T) {
 	t.Parallel()
 	a := loadCA(t, newFolder(newOffline(t).files(t, 1000*time.Hour)), withJWT)
-	_, err := a.RevokeNow(t.Context(), a.Roots()[0].ID)
+	_, err := a.Revoke(t.Context(), a.Roots()[0].ID, true)
 	require.ErrorIs(t, err, ca.ErrPluggedIn)
 	require.ErrorContains(t, err, "replace the files with those of another CA")
-	_, err = a.RevokeNow(t.Context(), a.Status().JWTKeys[0].ID)
-	require.NoError(t, err)
+	must.Get(a.Revoke(t.Context(), a.Status().JWTKeys[0].ID, true))(t)
 }
 
 // A crash leaves the old CA or the new one: all of it is one write, which is there before any reader sees it.
@@ -167,14 +140,13 @@ func TestRevokeNowIsOneWrite(t *testing.T) {
 			store := &faultStore{Store: memory}
 			a := open(t, store)
 			if distributing {
-				_, err := a.Rotate(t.Context())
-				require.NoError(t, err)
+				must.Get(a.Rotate(t.Context()))(t)
 			}
 			stolen := a.Roots()[0].ID
 			version := load(t, memory).Version
 
 			store.behave(always("save", before)) // it dies before the write
-			_, err := a.RevokeNow(t.Context(), stolen)
+			_, err := a.Revoke(t.Context(), stolen, true)
 			require.ErrorIs(t, err, errFault)
 			assert.Regexp(t, `^ca: revoke a key of example.org: `, err)
 			assert.Equal(t, stolen, a.Roots()[0].ID)
@@ -184,7 +156,7 @@ func TestRevokeNowIsOneWrite(t *testing.T) {
 			store.behave(func(op string) (fault, time.Duration) { // it dies after the write, and does not know
 				return map[string]fault{"save": after, "load": before}[op], 0
 			})
-			_, err = a.RevokeNow(t.Context(), stolen)
+			_, err = a.Revoke(t.Context(), stolen, true)
 			require.ErrorIs(t, err, errFault)
 			assert.Equal(t, stolen, a.Roots()[0].ID, "it does not know")
 			b := open(t, memory)
@@ -194,8 +166,7 @@ func TestRevokeNowIsOneWrite(t *testing.T) {
 			assert.NoError(t, verify(b.Bundle(), sign(t, b, newCSR(t), 0), time.Now()))
 
 			store.behave(nil) // the operator tries again
-			_, err = a.RevokeNow(t.Context(), stolen)
-			require.NoError(t, err)
+			must.Get(a.Revoke(t.Context(), stolen, true))(t)
 			assert.Equal(t, b.Roots(), a.Roots(), "and there is one successor")
 		})
 	}
@@ -220,7 +191,7 @@ func TestRevokeNowRaces(t *testing.T) {
 					time.Sleep(time.Duration((i*5+seed)%13) * time.Millisecond)
 					switch (i + seed) % 4 {
 					case 0, 1:
-						_, err := a.RevokeNow(t.Context(), stolen)
+						_, err := a.Revoke(t.Context(), stolen, true)
 						assert.NoError(t, err)
 					case 2:
 						_, _ = a.Rotate(t.Context())

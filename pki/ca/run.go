@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
@@ -147,24 +146,11 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 		return a.opError(op, err)
 	}
 	kind, id := k.Kind(), k.ID
-	// Run, in a replica that signs tokens, prepares the successor of a JWT key.
-	replaces := func(d *rotation.Document) bool {
-		return (kind == rotation.Root || a.cfg.JWT != nil) && d.NeedsSuccessor(id)
-	}
 	defer a.settle(ctx)
 	var successor rotation.Key
-	if replaces(a.current().Document) {
-		if successor, err = a.newKey(kind); err != nil { // before any lock
-			return a.opError(op, err)
-		}
-	}
-	var dropped *rotation.Key // a distributing key, which leaves the document instead of being tainted in it
 	err = a.update(ctx, asked, func(d *rotation.Document, now time.Time) (err error) {
-		prepares := replaces(d)
-		dropped = nil
-		if k := d.Find(id); k != nil && k.Phase == Distributing {
-			dropped = new(*k)
-		}
+		// Run, in a replica that signs tokens, prepares the successor of a JWT key.
+		prepares := (kind == rotation.Root || a.cfg.JWT != nil) && d.NeedsSuccessor(id)
 		if !d.Taint(id, a.taintGrace, now) {
 			return errNoChange
 		}
@@ -182,75 +168,17 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	if err != nil {
 		return a.opError(op, err)
 	}
-	if dropped != nil {
-		a.happened(asked, rotation.Event{What: rotation.Tainted, At: time.Now(), Key: *dropped})
-	}
 	return nil
 }
 
-// Revoke removes a root (id is its serial number in hexadecimal) or a JWT key (id is its key ID) from the bundle now,
-// with each root that has the same private key. Verifiers with the new bundle refuse everything that it signed.
-// Revoke refuses the active key: taint it, and revoke it once its successor signs, or use [Authority.RevokeNow].
-// Other errors are as in [Authority.Taint].
-func (a *Authority) Revoke(ctx context.Context, id string) error {
-	const op = "revoke a key of"
-	k, err := a.keyWithID(id)
-	if err != nil {
-		return a.opError(op, err)
-	}
-	id = k.ID
-	defer a.settle(ctx)
-	err = a.update(ctx, asked, func(d *rotation.Document, now time.Time) error {
-		if d.Find(id) == nil {
-			return errNoChange
-		}
-		if _, err := d.Revoke(id, nil, now); err != nil {
-			return fmt.Errorf("%w; taint it, and revoke it when its successor signs, or revoke "+
-				"it now although it signs", err)
-		}
-		return nil
-	})
-	if err != nil {
-		return a.opError(op, err)
-	}
-	return nil
-}
-
-// Revocation says what [Authority.RevokeNow] did, and its cost.
-type Revocation struct {
-	redacted // prints the action and its cost as sentences
-
-	Revoked   KeyStatus // as it was before
-	Successor KeyStatus // the key that signs from now on; zero if the revoked key did not sign
-
-	// Known is when verifiers that read the bundle as often as they should will know the successor. Until then,
-	// verifiers that have not read it refuse what the successor signs. It is zero if the revoked key did not sign, or
-	// if the successor was already known.
-	Known time.Time
-}
-
-// text describes the action and its cost.
-func (r *Revocation) text() string {
-	kind := rotation.Root
-	if r.Revoked.Certificate == nil {
-		kind = rotation.Token
-	}
-	text := fmt.Sprintf("%v %s is revoked: verifiers that have read the bundle since refuse everything that it signed",
-		kind, r.Revoked.ID)
-	if r.Successor.ID == "" {
-		return text
-	}
-	text += fmt.Sprintf("; %v %s signs in its place", kind, r.Successor.ID)
-	if !r.Known.IsZero() {
-		text += ", and verifiers that have not read the bundle refuse what it signs, until " +
-			r.Known.UTC().Format(time.RFC3339) + " at the latest"
-	}
-	return text + "; make all workloads renew"
-}
-
-// RevokeNow is [Authority.Revoke] that also accepts the active key: use it for a key that is known to be stolen. In
-// the same write its successor becomes active: the key that was being distributed, or else a new one. It skips the
-// rotation steps that keep handshakes from failing, which has a cost:
+// Revoke removes a root (id is its serial number in hexadecimal) or a JWT key (id is its key ID) from the bundle, with
+// each root that has the same private key. Verifiers with the new bundle refuse everything that it signed. It returns
+// what it did, and the cost, as a sentence for the operator.
+//
+// The key that signs is refused: taint it, and revoke it once its successor signs. With now, Revoke accepts it, too:
+// use that for a key that is known to be stolen. In the same write its successor becomes active: the key that was
+// being distributed, or else a new one. It skips the rotation steps that keep handshakes from failing, which has a
+// cost:
 //
 //   - A verifier that has read the bundle refuses everything that the revoked key signed, and so each workload that
 //     has not renewed.
@@ -259,14 +187,14 @@ func (r *Revocation) text() string {
 //   - A replica that has not read the store yet (30 seconds) goes on signing with the revoked key and shows the old
 //     bundle.
 //
-// Without RevokeNow the key stays trusted for Propagation and half of DefaultTTL. The successor always has another
-// key, even with [Rotation].KeepKey. A JWT key's successor has the same algorithm; this authority makes it even if it
-// signs no tokens. Errors are as in Revoke; a failure of the Auditor prevents nothing.
-func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error) {
+// Otherwise the key stays trusted for Propagation and half of DefaultTTL. The successor always has another key, even
+// with [Rotation].KeepKey. A JWT key's successor has the same algorithm; this authority makes it even if it signs no
+// tokens. Errors are as in [Authority.Taint]; a failure of the Auditor prevents nothing.
+func (a *Authority) Revoke(ctx context.Context, id string, now bool) (done string, err error) {
 	const op = "revoke a key of"
 	k, err := a.keyWithID(id)
 	if err != nil {
-		return Revocation{}, a.opError(op, err)
+		return "", a.opError(op, err)
 	}
 	id = k.ID
 	defer a.settle(ctx)
@@ -275,32 +203,46 @@ func (a *Authority) RevokeNow(ctx context.Context, id string) (Revocation, error
 		fresh.Terms = fresh.Terms.Raise(k.Terms)
 		return fresh, err
 	}
+	if !now {
+		successor = nil
+	}
 	var made *rotation.Key
-	revoked := false
-	err = a.update(ctx, asked, func(d *rotation.Document, now time.Time) (err error) {
+	err = a.update(ctx, asked, func(d *rotation.Document, at time.Time) (err error) {
 		old := d.Find(id)
-		if revoked = old != nil; !revoked {
+		if made = nil; old == nil {
 			return errNoChange
 		}
 		k = *old
-		made, err = d.Revoke(id, successor, now)
+		made, err = d.Revoke(id, successor, at)
+		if errors.Is(err, rotation.ErrActive) {
+			err = fmt.Errorf("%w; taint it, and revoke it when its successor signs, or revoke it now although it "+
+				"signs", err)
+		}
 		return err
 	})
 	if err != nil {
-		return Revocation{}, a.opError(op, err)
+		return "", a.opError(op, err)
 	}
-	r := Revocation{Revoked: status(k)}
-	if revoked && made != nil {
-		r.Successor = status(*made)
-		if known := made.Prepared.Add(made.Propagation); time.Until(known) > 0 {
-			r.Known = known.Round(0)
-		}
-	}
-	r.redacted = redact.New(r.text())
+	done = revoked(&k, made)
 	if made != nil {
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "the active key was revoked", slog.String("cost", r.text()))
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "the active key was revoked", slog.String("cost", done))
 	}
-	return r, nil
+	return done, nil
+}
+
+// revoked describes the revocation of k, and its cost if k was active, so that made signs now.
+func revoked(k, made *rotation.Key) string {
+	text := fmt.Sprintf("%v %s is revoked: verifiers that have read the bundle since refuse everything that it signed",
+		k.Kind(), k.ID)
+	if made == nil {
+		return text
+	}
+	text += fmt.Sprintf("; %v %s signs in its place", k.Kind(), made.ID)
+	if known := made.Prepared.Add(made.Propagation); time.Until(known) > 0 {
+		text += ", and verifiers that have not read the bundle refuse what it signs, until " +
+			known.UTC().Format(time.RFC3339) + " at the latest"
+	}
+	return text + "; make all workloads renew"
 }
 
 // newSuccessor makes a key that can replace k.
@@ -482,7 +424,7 @@ func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 	case kind == rotation.Token: // so that its successor signs once it has signed for KeyTTL
 		return k.Activates.Add(cfg.JWT.KeyTTL - cfg.JWT.Propagation).Round(0), true
 	}
-	at := r.a.schedule().ReplaceAt(k.Cert)
+	at := cfg.Rotation.replaceAt(k.Cert, cfg.MaxTTL)
 	if time.Until(r.nextNote) <= 0 && time.Until(at) > 0 {
 		r.nextNote = time.Now().Add(cfg.Rotation.CheckInterval)
 		cfg.Logger.Info("the root is not about to expire", "root", k.ID, "replaced_at", at)
@@ -500,13 +442,21 @@ func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 	return r.nextCheck, true
 }
 
-// schedule returns the rules for when to replace roots.
-func (a *Authority) schedule() rotation.Schedule {
-	r := &a.cfg.Rotation
-	return rotation.Schedule{
-		TTL: r.RootTTL, Longest: a.cfg.terms(rotation.Root).Longest, Propagation: r.Propagation,
-		GraceRatio: r.GraceRatio, SameKey: r.KeepKey,
+// replaceAt returns when to replace the active root. It depends only on the certificate's dates, so compare it with
+// the wall clock.
+//
+// With four steps, that is when Propagation, the longest lifetime of a leaf and the grace ratio of the root's life are
+// left, but not in the first half of its life. With the same key, it is when the grace ratio is left.
+func (r *Rotation) replaceAt(active *x509.Certificate, longest time.Duration) time.Time {
+	life := min(r.RootTTL, active.NotAfter.Sub(active.NotBefore)) // a root from elsewhere may have a short one
+	half, share := life/2, time.Duration(float64(life)*r.GraceRatio)
+	if r.KeepKey {
+		return active.NotAfter.Add(-share)
 	}
+	if longest < half-share-r.Propagation { // this order avoids overflow
+		return active.NotAfter.Add(-(r.Propagation + longest + share))
+	}
+	return active.NotAfter.Add(-half)
 }
 
 // rotated returns how long to wait after an attempt to rotate.

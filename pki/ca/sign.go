@@ -183,8 +183,8 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 	if ctx.Err() != nil {
 		return nil, signCanceled(ctx, r.ID)
 	}
-	if kind, err := a.check(&r); err != nil {
-		return nil, refusal(kind, r.ID, err)
+	if err := a.check(&r); err != nil {
+		return nil, refusal(err, r.ID)
 	}
 	var chain []*x509.Certificate
 	err := a.issue(ctx, rotation.Root, r.ID, cmp.Or(r.LimitKey, r.Caller), r.TTL, func(g *grant) (*Issuance, error) {
@@ -222,34 +222,39 @@ func (a *Authority) issue(ctx context.Context, kind rotation.Kind, id spiffe.ID,
 	return a.audit(ctx, i)
 }
 
-// check checks the request and fills in the defaults.
-func (a *Authority) check(r *Request) (kind, err error) {
+// refused is the error for a bad request.
+func refused(kind error, format string, args ...any) error {
+	return &SignError{Kind: kind, Err: fmt.Errorf(format, args...)}
+}
+
+// check checks the request and fills in the defaults. Its error is a SignError.
+func (a *Authority) check(r *Request) error {
 	if r.CSR == nil || r.CSR.PublicKey() == nil {
-		return ErrCSR, errors.New("there is none; pki.ParseCSR makes one")
+		return refused(ErrCSR, "there is none; pki.ParseCSR makes one")
 	}
 	switch r.Profile {
 	case SVID:
 		if err := a.checkID(r.ID); err != nil {
-			return ErrIdentity, err
+			return err
 		}
 		r.Caller = cmp.Or(r.Caller, r.ID.String())
 	case DNSOnly:
 		if !r.ID.IsZero() {
-			return ErrIdentity, errors.New("there is an ID, which a certificate of the profile DNSOnly does not carry")
+			return refused(ErrIdentity, "there is an ID, which a certificate of the profile DNSOnly does not carry")
 		}
 		if len(r.DNSNames) == 0 {
-			return ErrIdentity, errors.New("there is no DNS name")
+			return refused(ErrIdentity, "there is no DNS name")
 		}
 		r.Caller = cmp.Or(r.Caller, r.DNSNames[0])
 	default:
-		return ErrIdentity, fmt.Errorf("there is no profile %d", int(r.Profile))
+		return refused(ErrIdentity, "there is no profile %d", int(r.Profile))
 	}
 	if r.TTL <= 0 {
 		r.TTL = a.cfg.DefaultTTL
 	}
 	r.Backdate = cmp.Or(r.Backdate, a.cfg.Backdate)
 	if r.Backdate < 0 || r.Backdate > max(a.cfg.MaxTTL, a.cfg.Backdate) {
-		return ErrTTL, fmt.Errorf("to be backdated by %v was asked for, it can be 0 to %v", r.Backdate,
+		return refused(ErrTTL, "to be backdated by %v was asked for, it can be 0 to %v", r.Backdate,
 			max(a.cfg.MaxTTL, a.cfg.Backdate))
 	}
 	return checkTTL(r.TTL, a.cfg.MaxTTL)
@@ -258,42 +263,33 @@ func (a *Authority) check(r *Request) (kind, err error) {
 func (a *Authority) checkID(id spiffe.ID) error {
 	switch {
 	case id.IsZero():
-		return fmt.Errorf("ID: %w", spiffe.ErrZero)
+		return refused(ErrIdentity, "ID: %w", spiffe.ErrZero)
 	case !id.MemberOf(a.cfg.TrustDomain):
-		return fmt.Errorf("the ID is not in the trust domain %q of this authority", a.cfg.TrustDomain)
+		return refused(ErrIdentity, "the ID is not in the trust domain %q of this authority", a.cfg.TrustDomain)
 	case id.Path() == "":
-		return errors.New("the ID has no path, so it names no workload")
+		return refused(ErrIdentity, "the ID has no path, so it names no workload")
 	}
 	return nil
 }
 
-func checkTTL(ttl, longest time.Duration) (kind, err error) {
+func checkTTL(ttl, longest time.Duration) error {
 	switch {
 	case ttl > longest:
-		return ErrTTL, &ttlError{ttl, longest}
+		return &SignError{Kind: ErrTTL, Asked: ttl, Granted: longest,
+			Err: fmt.Errorf("%v was asked for, the longest is %v", ttl, longest)}
 	case ttl < minTTL:
-		return ErrTTL, &ttlError{ttl, minTTL}
+		return &SignError{Kind: ErrTTL, Asked: ttl, Granted: minTTL,
+			Err: fmt.Errorf("%v was asked for, the shortest is %v", ttl, minTTL)}
 	}
-	return nil, nil
+	return nil
 }
 
-// ttlError says which lifetime was refused, and the nearest one that would be granted.
-type ttlError struct{ asked, granted time.Duration }
-
-func (e *ttlError) Error() string {
-	if e.asked > e.granted {
-		return fmt.Sprintf("%v was asked for, the longest is %v", e.asked, e.granted)
+// refusal returns err with the ID.
+func refusal(err error, id spiffe.ID) error {
+	if e, ok := errors.AsType[*SignError](err); ok {
+		e.ID = id
 	}
-	return fmt.Sprintf("%v was asked for, the shortest is %v", e.asked, e.granted)
-}
-
-// refusal returns the error for a refused request.
-func refusal(kind error, id spiffe.ID, err error) *SignError {
-	e := &SignError{Kind: kind, ID: id, Err: err}
-	if ttl, ok := errors.AsType[*ttlError](err); ok {
-		e.Asked, e.Granted = ttl.asked, ttl.granted
-	}
-	return e
+	return err
 }
 
 // acquire waits for a signing slot.
@@ -366,11 +362,8 @@ func (a *Authority) reserve(ctx context.Context, kind rotation.Kind, id spiffe.I
 		now := time.Now() // under the lock, so that a later caller has a later time
 		s, steps := a.advance(now)
 		g, err := a.grant(s, kind, ttl, now)
-		if err == nil && a.store == nil && g.notAfter.After(a.ends[kind]) {
-			a.ends[kind] = g.notAfter
-		}
 		a.mu.Unlock()
-		a.happened("", rotation.Events(steps)...)
+		a.happened("", steps...)
 		if again && errors.Is(err, errTooLong) {
 			// This authority's settings have grown, or the replica that made the key had smaller ones.
 			if err := a.update(ctx, "", nil); err != nil && ctx.Err() != nil {
@@ -378,10 +371,7 @@ func (a *Authority) reserve(ctx context.Context, kind rotation.Kind, id spiffe.I
 			}
 			continue
 		}
-		if e, ok := errors.AsType[*SignError](err); ok {
-			e.ID = id
-		}
-		return g, err
+		return g, refusal(err, id)
 	}
 }
 

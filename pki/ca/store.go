@@ -29,7 +29,8 @@ var (
 type Store interface {
 	// Load returns the record of the last Save that finished before the call, or a later one: never an older one from
 	// a cache or a lagging copy. The error wraps [ErrNoRecord] if there is none; any other error says that the store
-	// could not tell. The caller owns the result.
+	// could not tell. The caller owns the result. Other programs' data beside the record is not part of it: the
+	// authority saves only its own items.
 	Load(ctx context.Context) (Record, error)
 
 	// Save replaces the record whose version is r.Version by r.Data(), all of it or nothing, and returns the new
@@ -59,48 +60,11 @@ func NewRecord(version string, data map[string][]byte) Record {
 	}
 }
 
-// Data returns the contents by name: letters, digits, dots, hyphens and underscores, as in a Kubernetes Secret. They
-// hold private keys. Data returns the map of [NewRecord], not a copy.
+// Data returns the contents by name, as in a Kubernetes Secret. They hold private keys. Data returns the map of
+// [NewRecord], not a copy.
 func (r Record) Data() map[string][]byte {
 	if r.data == nil {
 		return nil
 	}
 	return r.data()
-}
-
-// The limits on a record, taken from Kubernetes Secrets.
-const (
-	maxRecordBytes = 1 << 20
-	maxRecordItems = 64
-	maxNameBytes   = 253
-)
-
-// checkRecord reports whether every store could keep data.
-func checkRecord(data map[string][]byte) error {
-	if len(data) > maxRecordItems {
-		return fmt.Errorf("ca: the record has %d items, the limit is %d", len(data), maxRecordItems)
-	}
-	total := 0
-	for name, b := range data {
-		if err := checkName(name); err != nil {
-			return err
-		}
-		total += len(b)
-	}
-	if total > maxRecordBytes {
-		return fmt.Errorf("ca: the record has %d bytes, the limit is %d", total, maxRecordBytes)
-	}
-	return nil
-}
-
-func checkName(name string) error {
-	ok := name != "" && len(name) <= maxNameBytes && name != "." && name != ".."
-	for _, c := range []byte(name) {
-		ok = ok && (c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '-' ||
-			c == '_')
-	}
-	if !ok {
-		return fmt.Errorf("ca: %.64q is no name in a record; use letters, digits, '.', '-' and '_'", name)
-	}
-	return nil
 }

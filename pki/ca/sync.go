@@ -115,10 +115,7 @@ func (a *Authority) update(ctx context.Context, why string,
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	if a.store == nil {
-		return a.updateMemory(why, change)
-	}
-	reload := change == nil
+	reload := change == nil && a.store != nil
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		err := a.attempt(ctx, reload, why, change)
 		if !errors.Is(err, ErrConflict) {
@@ -129,37 +126,6 @@ func (a *Authority) update(ctx context.Context, why string,
 			return fmt.Errorf("%w: %w", cause, err)
 		}
 	}
-}
-
-// updateMemory is update without a store.
-func (a *Authority) updateMemory(why string, change func(d *rotation.Document, now time.Time) error) error {
-	a.mu.Lock()
-	now := time.Now()
-	s, steps := a.advance(now)
-	err := errNoChange
-	var changes []rotation.Event
-	if change != nil {
-		d := s.Clone()
-		if err = change(d, now); err == nil {
-			var next *state
-			if next, err = a.newState(s, d, "", s.plugged); err == nil {
-				for _, kind := range rotation.Kinds {
-					if signer := d.In(kind, Active); signer != nil && signer.ID != s.In(kind, Active).ID {
-						a.ends[kind] = time.Time{} // it has signed nothing
-					}
-				}
-				a.publish(next)
-				changes = rotation.Diff(s.Document, d, now)
-			}
-		}
-	}
-	a.mu.Unlock()
-	a.happened("", rotation.Events(steps)...)
-	a.happened(why, changes...)
-	if errors.Is(err, errNoChange) {
-		return nil
-	}
-	return err
 }
 
 // attempt is one try of update; the writing slot is held. It notes a failure of the store for Status, but not a
@@ -185,8 +151,8 @@ func (a *Authority) attempt(ctx context.Context, reload bool, why string,
 		}
 	}
 	now := time.Now()
-	timed, _ := base.Advance(nil, now)
-	d, steps := d.Advance(nil, now)
+	timed, _ := base.Advance(now)
+	d, steps := d.Advance(now)
 	d, decided, err := a.withRequiredKeys(d, now)
 	if err != nil {
 		return a.note(ctx, err)
@@ -345,8 +311,11 @@ func (a *Authority) withRequiredKeys(d *rotation.Document, now time.Time) (*rota
 	return d, false, nil
 }
 
-// save stores d in place of base's record and installs it.
+// save stores d in place of base's record, if there is a store, and installs it.
 func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, why string) error {
+	if a.store == nil {
+		return a.install(d, "", time.Time{}, time.Now(), base.Document, why)
+	}
 	d = d.Clone()
 	d.Revision++
 	d.Writer = rotation.RandomID()
@@ -403,28 +372,16 @@ func (a *Authority) look(ctx context.Context) {
 	if !ok {
 		return
 	}
+	a.looking.Lock()
+	defer a.looking.Unlock()
 	info, err := store.stat()
-	if err != nil || a.hasLooked(info) { // Run reports the error
-		return
+	if err != nil || a.looked != nil && os.SameFile(a.looked, info) && a.looked.ModTime().Equal(info.ModTime()) {
+		return // Run reports the error
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookTime)
 	defer cancel()
-	select {
-	case a.looking <- struct{}{}:
-		defer func() { <-a.looking }()
-	case <-ctx.Done():
-		return
-	}
-	if a.hasLooked(info) {
-		return
-	}
 	_ = a.update(ctx, "", nil) // update notes the error
-	a.looked.Store(&info)
-}
-
-func (a *Authority) hasLooked(info fs.FileInfo) bool {
-	last := a.looked.Load()
-	return last != nil && os.SameFile(*last, info) && (*last).ModTime().Equal(info.ModTime())
+	a.looked = info
 }
 
 // load reads the store, with a time limit.
@@ -457,9 +414,9 @@ func (a *Authority) install(d *rotation.Document, version string, read, now time
 	a.mu.Lock()
 	// A reader may have taken a step meanwhile.
 	given := d
-	var steps []rotation.Step
+	var steps []rotation.Event
 	if !a.views() {
-		d, steps = d.Advance(a.lastEnds(), now)
+		d, steps = d.Advance(now)
 	}
 	old := a.state.Load()
 	if old != nil {
@@ -491,7 +448,7 @@ func (a *Authority) install(d *rotation.Document, version string, read, now time
 	a.mu.Unlock()
 	if err == nil {
 		a.happened(why, changes...)
-		a.happened("", rotation.Events(steps)...)
+		a.happened("", steps...)
 	}
 	return err
 }
@@ -502,18 +459,16 @@ func (a *Authority) opened(ctx context.Context) {
 	if named, ok := a.store.(fmt.Stringer); ok { // other stores might print their keys
 		where = named.String()
 	}
-	switch s := a.state.Load(); {
+	switch {
+	case a.files != nil:
+		where = a.files.dir
 	case a.adopted:
 		how = adopted
-	case a.fresh != nil && a.fresh.Authority == s.Authority:
+	case a.fresh != nil && a.fresh.Authority == a.state.Load().Authority:
 		how = created
 	}
 	a.fresh = nil
-	if a.files != nil {
-		how, where = loaded, a.files.dir
-	}
-	a.started(how, where)
-	a.settle(ctx)
+	a.started(ctx, how, where)
 }
 
 // note keeps err for Status, and logs it if it is new.

@@ -64,7 +64,8 @@ func (s *Server) newMetrics() *metrics.Set {
 		value      func(ca.Health) float64
 	}{
 		{"svidkit_ca_signing", "Whether the CA signs: 1, or 0 for a root out of its time, a store that has not " +
-			"answered for too long, or an audit log that cannot be written.", func(h ca.Health) float64 { return up(h.Signing) }},
+			"answered for too long, or an audit log that cannot be written.",
+			func(h ca.Health) float64 { return up(h.Signing) }},
 		{"svidkit_ca_store_up", "Whether the store of the CA answers: 1 or 0.",
 			func(h ca.Health) float64 { return up(h.Store) }},
 		{"svidkit_ca_audit_up", "Whether the audit log can be written: 1 or 0.",

@@ -1,7 +1,6 @@
 package caserver
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -25,7 +24,7 @@ const (
 	drainTime  = 5 * time.Second
 	maxStreams = 250 // at a time on a connection
 
-	defaultMaxConns   = 32_768
+	maxConns          = 32_768
 	maxHandshakesEach = 512 // incomplete handshakes of one address
 )
 
@@ -39,15 +38,6 @@ type ServeOptions struct {
 	// Plaintext serves without TLS. Tokens are readable on such a connection: use it only for a server that is
 	// reached over loopback, such as behind a proxy in its own pod that terminates TLS.
 	Plaintext bool
-
-	// MaxConns limits the server's concurrent connections. 0 means 32,768, or the process's file descriptors minus a
-	// reserve, if that is less. The reserve is a quarter of the descriptors, at least 64 and at most 1,024.
-	MaxConns int
-
-	// MaxConnsPerAddress limits the connections from one IP address. 0 means half of MaxConns: a NAT, a gateway or a
-	// node's proxy has one address for many clients. With Plaintext there is no such limit, as all connections may
-	// come from the proxy in front.
-	MaxConnsPerAddress int
 
 	// Logger gets failed handshakes (Info), and connections beyond a limit (Warn): at once the first of each reason
 	// and, for the first 12 addresses, of each address, and a count of the others every minute. It also gets
@@ -63,11 +53,14 @@ type ServeOptions struct {
 // seconds to complete the handshake and to send the header of its first request, 5 minutes between requests, and 250
 // concurrent requests on a connection.
 //
-// Connections beyond MaxConns and MaxConnsPerAddress are closed at once, which delays no other client. An address (on
-// loopback, a local user) also gets no further connection while it has twice as many as are free, at this server or
-// for all servers of this library in the process, so that a few clients leave room for others. Connections without a
-// complete handshake are closed beyond half of MaxConns in total and, for one address, beyond 512 or a quarter of
-// MaxConns.
+// A server has at most 32,768 connections, or the process's file descriptors minus a reserve, if that is less. The
+// reserve is a quarter of the descriptors, at least 64 and at most 1,024. One IP address has at most half of the
+// connections: a NAT, a gateway or a node's proxy has one address for many clients. With Plaintext there is no such
+// limit, as all connections may come from the proxy in front. Connections beyond a limit are closed at once, which
+// delays no other client. An address (on loopback, a local user) also gets no further connection while it has twice
+// as many as are free, at this server or for all servers of this library in the process, so that a few clients leave
+// room for others. Connections without a complete handshake are closed beyond half of the limit in total and, for one
+// address, beyond 512 or a quarter of the limit.
 //
 // Active requests are bounded in the same way: 832 in the process, of which an address has no more than twice as many
 // as are free, from before the handler runs until the answer is written. A request with a large message counts half
@@ -78,13 +71,18 @@ type ServeOptions struct {
 // before their connections are closed. Serve then returns nil. Only handlers that ignore the end of their request's
 // context leave goroutines behind.
 func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
+	return serve(ctx, l, o, conns.Max(maxConns))
+}
+
+// serve is Serve with a limit on the connections.
+func serve(ctx context.Context, l net.Listener, o ServeOptions, most int) error {
 	defer l.Close()
 	if err := o.check(); err != nil {
 		return fmt.Errorf("caserver: serve: %w", err)
 	}
 	log := ratelog.Patient(o.Logger)
 	refusals := ratelog.New(log, 0)
-	accepted, handshaking := limited(l, o, refusals)
+	accepted, handshaking := limited(l, o, most, refusals)
 	srv := accepted.Server(withTLS(o.Handler), maxStreams, log.Handler())
 	count := srv.ConnContext
 	srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
@@ -130,22 +128,19 @@ func (o *ServeOptions) check() error {
 	case o.TLS != nil && len(o.TLS.Certificates) == 0 && o.TLS.GetCertificate == nil &&
 		o.TLS.GetConfigForClient == nil:
 		return errors.New("TLS has no certificate; set Certificates or GetCertificate")
-	case o.MaxConns < 0 || o.MaxConnsPerAddress < 0:
-		return errors.New("MaxConns or MaxConnsPerAddress is negative")
 	}
 	return nil
 }
 
 // limited returns l within the limits, and the limits on handshakes.
-func limited(l net.Listener, o ServeOptions, log *ratelog.Log) (*conns.Listener, *handshakes) {
-	total := cmp.Or(o.MaxConns, conns.Max(defaultMaxConns))
+func limited(l net.Listener, o ServeOptions, total int, log *ratelog.Log) (*conns.Listener, *handshakes) {
 	half := max(total/2, 1)
 	refused := func(c net.Conn, what, reason string) {
 		at, _ := peerkey.Address(c)
 		log.LogOf(slog.LevelWarn, at.String(), "caserver: "+what, reason,
 			slog.String("peer", c.RemoteAddr().String()), slog.String("address", l.Addr().String()))
 	}
-	each := cmp.Or(o.MaxConnsPerAddress, half)
+	each := half
 	if o.TLS == nil {
 		each = 0 // all may come from the proxy in front
 	}
@@ -153,14 +148,7 @@ func limited(l net.Listener, o ServeOptions, log *ratelog.Log) (*conns.Listener,
 		Total: total,
 		Each:  each,
 		Refused: func(c net.Conn, what string, err *limit.Error) {
-			reason := err.Reason
-			switch reason {
-			case limit.CallerShare:
-				reason = "MaxConnsPerAddress is reached: the address has too many connections"
-			case limit.TotalShare:
-				reason = "MaxConns is reached: there are too many connections"
-			}
-			refused(c, what, reason)
+			refused(c, what, err.Reason)
 		},
 	})
 	return accepted, &handshakes{accepted, limit.NewShares[struct{}](half, 0),

@@ -384,52 +384,50 @@ func served(c net.Conn) bool {
 	return err == nil && strings.Contains(line, "200")
 }
 
+// within serves echo within a limit on connections. It returns the address.
+func within(t testing.TB, most int, log io.Writer) string {
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	o := caserver.ServeOptions{Handler: echo, TLS: caservertest.ServerTLS, Logger: slog.New(slog.NewTextHandler(log, nil))}
+	go func() { done <- caserver.ServeWithin(ctx, l, o, most) }()
+	t.Cleanup(func() {
+		cancel()
+		assert.NoError(t, <-done)
+	})
+	return l.Addr().String()
+}
+
 // One address has its share of the connections, and clients at others do not notice.
 func TestMaxConns(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("needs several addresses of the loopback network")
 	}
-	for name, o := range map[string]caserver.ServeOptions{
-		"default": {MaxConns: 16}, // half
-		"set":     {MaxConns: 20, MaxConnsPerAddress: 8},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			log := &buffer{}
-			o.Handler, o.Logger = echo, slog.New(slog.NewTextHandler(log, nil))
-			addr := caservertest.Serve(t, o)
-			var held []net.Conn
-			for i := range 8 {
-				held = append(held, from(t, "127.0.0.2", addr))
-				require.True(t, served(held[i]), i)
-			}
-			for range 20 {
-				require.True(t, closed(from(t, "127.0.0.2", addr), 5*time.Second), "beyond its share")
-			}
-			for i := range 6 {
-				require.True(t, served(from(t, "127.0.0.3", addr)), i)
-			}
-			if name == "default" {
-				require.True(t, closed(from(t, "127.0.0.3", addr), 5*time.Second), "it has six, and two are free")
-				assert.Equal(t, 1, strings.Count(log.String(), "few connections are left"), log)
-				for i := range 2 {
-					require.True(t, served(from(t, fmt.Sprintf("127.0.1.%d", i+1), addr)), i)
-				}
-				require.True(t, closed(from(t, "127.0.0.4", addr), 5*time.Second), "beyond the total")
-				assert.Equal(t, 1, strings.Count(log.String(), "MaxConns is reached"), log)
-			}
-			assert.Equal(t, 1, strings.Count(log.String(), "MaxConnsPerAddress is reached"), log)
-			assert.Contains(t, log.String(), "peer=127.0.0.2:")
-			require.NoError(t, held[0].Close())
-			assert.Eventually(t, func() bool { return served(from(t, "127.0.0.4", addr)) }, time.Minute, time.Millisecond, "what is closed makes room")
-		})
+	log := &buffer{}
+	addr := within(t, 16, log)
+	var held []net.Conn
+	for i := range 8 {
+		held = append(held, from(t, "127.0.0.2", addr))
+		require.True(t, served(held[i]), i)
 	}
-	for _, o := range []caserver.ServeOptions{{MaxConns: -1}, {MaxConnsPerAddress: -1}} {
-		o.Handler, o.Plaintext = echo, true
-		l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-		assert.ErrorContains(t, caserver.Serve(t.Context(), l, o), "negative")
+	for range 20 {
+		require.True(t, closed(from(t, "127.0.0.2", addr), 5*time.Second), "beyond its share")
 	}
+	for i := range 6 {
+		require.True(t, served(from(t, "127.0.0.3", addr)), i)
+	}
+	require.True(t, closed(from(t, "127.0.0.3", addr), 5*time.Second), "it has six, and two are free")
+	assert.Equal(t, 1, strings.Count(log.String(), "few connections are left"), log)
+	for i := range 2 {
+		require.True(t, served(from(t, fmt.Sprintf("127.0.1.%d", i+1), addr)), i)
+	}
+	require.True(t, closed(from(t, "127.0.0.4", addr), 5*time.Second), "beyond the total")
+	assert.Equal(t, 1, strings.Count(log.String(), "all callers together hold too much"), log)
+	assert.Equal(t, 1, strings.Count(log.String(), "this caller holds too much"), log)
+	assert.Contains(t, log.String(), "peer=127.0.0.2:")
+	require.NoError(t, held[0].Close())
+	assert.Eventually(t, func() bool { return served(from(t, "127.0.0.4", addr)) }, time.Minute, time.Millisecond, "what is closed makes room")
 }
 
 // Connections that do not complete their handshake are bounded, in total and of an address.
@@ -440,7 +438,7 @@ func TestMaxHandshakes(t *testing.T) {
 		t.Skip("needs several addresses of the loopback network")
 	}
 	log := &buffer{}
-	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo, MaxConns: 40, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	addr := within(t, 40, log)
 	silent := func(ip string, n, want int) (kept int) {
 		var gone atomic.Int64
 		for range n {
@@ -487,7 +485,7 @@ func TestRefusedAddressesAreNamed(t *testing.T) {
 		t.Skip("needs several addresses of the loopback network")
 	}
 	log := &buffer{}
-	addr := caservertest.Serve(t, caserver.ServeOptions{Handler: echo, MaxConnsPerAddress: 1, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	addr := within(t, 3, log)
 	for range 3 {
 		for _, ip := range []string{"127.0.0.2", "127.0.0.3"} {
 			c := from(t, ip, addr)

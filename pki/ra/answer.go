@@ -35,11 +35,20 @@ func (a *RA) accept(answer []byte, r *ca.Request, roots *spiffe.Bundle, now time
 	}
 	learned := roots == nil
 	if learned {
-		if roots, err = a.lastOf(chain); err != nil {
+		if len(chain) < 2 {
+			return nil, nil, errors.New("the chain ends with the leaf, so that there is no root to learn: configure " +
+				"the roots of the signer")
+		}
+		if roots, err = a.bundleOf(chain[len(chain)-1:]); err != nil {
 			return nil, nil, err
 		}
 	}
-	if err := verify(chain, r, roots, now); err != nil {
+	expected := pki.ExpectID(r.ID)
+	if r.Profile == ca.DNSOnly {
+		expected = pki.ExpectLeaf(a.cfg.TrustDomain, "names", nil, func(*x509.Certificate) error { return nil })
+	}
+	path, err := expected.Verify(chain, roots, spiffe.BothRoles, now)
+	if err != nil {
 		return nil, nil, err
 	}
 	if learned {
@@ -47,7 +56,7 @@ func (a *RA) accept(answer []byte, r *ca.Request, roots *spiffe.Bundle, now time
 			return nil, nil, err
 		}
 	}
-	return tidy(chain, roots), issuerOf(chain, roots), nil
+	return tidy(chain, roots), path[1], nil
 }
 
 // parseAnswer reads the certificates of an answer. Like Kubernetes, it allows text around them.
@@ -75,17 +84,13 @@ func (a *RA) checkLeaf(leaf *x509.Certificate, r *ca.Request, now time.Time) err
 	switch {
 	case !pki.PublicKeysEqual(leaf.PublicKey, r.CSR.PublicKey()):
 		return errors.New("its public key is not that of the request")
-	case leaf.IsCA || leaf.KeyUsage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign) != 0:
-		return errors.New("it is a CA")
-	case leaf.KeyUsage&x509.KeyUsageDigitalSignature == 0:
-		return errors.New("its key usage has no digital signature")
-	case !allows(leaf, x509.ExtKeyUsageServerAuth) || !allows(leaf, x509.ExtKeyUsageClientAuth):
-		return errors.New("its extended key usage does not allow both servers and clients; choose a " +
-			"signer that gives both")
 	case leaf.NotAfter.Sub(now) > a.cfg.MaxTTL+clockSkew:
-		return fmt.Errorf("it is valid until %s, and the longest lifetime is %v: have the signer "+
-			"give less, or allow more",
-			leaf.NotAfter.UTC().Format(time.RFC3339), a.cfg.MaxTTL)
+		return fmt.Errorf("it is valid until %s, and the longest lifetime is %v: have the signer give less, or "+
+			"allow more", leaf.NotAfter.UTC().Format(time.RFC3339), a.cfg.MaxTTL)
+	}
+	if server, client := certchain.Roles([]*x509.Certificate{leaf}); !server || !client {
+		return errors.New("its extended key usage does not allow both servers and clients; choose a signer that " +
+			"gives both")
 	}
 	for _, attr := range leaf.Subject.Names {
 		if attr.Type.Equal(oidCommonName()) && attr.Value != "" && attr.Value != r.CSR.CommonName() {
@@ -95,49 +100,9 @@ func (a *RA) checkLeaf(leaf *x509.Certificate, r *ca.Request, now time.Time) err
 	return sameNames(leaf, r.CSR)
 }
 
-// allows reports whether a leaf may be used for a purpose. No extended key usage at all means any.
-func allows(leaf *x509.Certificate, purpose x509.ExtKeyUsage) bool {
-	return len(leaf.ExtKeyUsage) == 0 && len(leaf.UnknownExtKeyUsage) == 0 ||
-		slices.Contains(leaf.ExtKeyUsage, purpose) || slices.Contains(leaf.ExtKeyUsage, x509.ExtKeyUsageAny)
-}
-
-// lastOf returns the last certificate of a chain as the root.
-func (a *RA) lastOf(chain []*x509.Certificate) (*spiffe.Bundle, error) {
-	if len(chain) < 2 {
-		return nil, errors.New("the chain ends with the leaf, so that there is no root to learn: configure " +
-			"the roots of the signer")
-	}
-	return spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{X509Authorities: chain[len(chain)-1:]})
-}
-
-// verify builds a path from the leaf to a root.
-func verify(chain []*x509.Certificate, r *ca.Request, roots *spiffe.Bundle, now time.Time) error {
-	if r.Profile == ca.SVID {
-		v, err := spiffe.NewVerifier(roots, spiffe.AllowIDs(r.ID),
-			&spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
-		if err != nil {
-			return err
-		}
-		_, err = v.VerifyChain(chain, spiffe.AnyRole)
-		return err
-	}
-	_, err := certchain.Path(chain, roots.CertPool(), []x509.ExtKeyUsage{x509.ExtKeyUsageAny}, now)
-	return err
-}
-
 // tidy returns the chain without the roots, which peers have, and without duplicates.
 func tidy(chain []*x509.Certificate, roots *spiffe.Bundle) []*x509.Certificate {
 	known := slices.Collect(roots.X509Authorities())
 	return slices.DeleteFunc(certchain.Tidy(chain, chain[0].PublicKey),
 		func(c *x509.Certificate) bool { return slices.ContainsFunc(known, c.Equal) })
-}
-
-// issuerOf returns the certificate that signed the leaf, or nil, which verify rules out.
-func issuerOf(chain []*x509.Certificate, roots *spiffe.Bundle) *x509.Certificate {
-	for _, c := range slices.AppendSeq(slices.Clone(chain[1:]), roots.X509Authorities()) {
-		if chain[0].CheckSignatureFrom(c) == nil {
-			return c
-		}
-	}
-	return nil
 }

@@ -167,11 +167,11 @@ func TestAnswersRefused(t *testing.T) {
 			return encode(f.root.leaf(t, r, time.Hour, func(c *x509.Certificate) { c.URIs, c.PublicKey = r.URIs, newKey(t).Public() }))
 		}, "public key is not that of the request"},
 		{"the signer's own key", edit(func(c *x509.Certificate) { c.PublicKey = f.root.key.Public() }), "public key is not that of the request"},
-		{"a CA", edit(func(c *x509.Certificate) { c.IsCA = true }), "it is a CA"},
-		{"may sign certificates", edit(func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCertSign }), "it is a CA"},
-		{"may sign CRLs", edit(func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCRLSign }), "it is a CA"},
-		{"may not sign", edit(func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyEncipherment }), "no digital signature"},
-		{"no key usage", edit(func(c *x509.Certificate) { c.KeyUsage = 0 }), "no digital signature"},
+		{"a CA", edit(func(c *x509.Certificate) { c.IsCA = true }), "CA"},
+		{"may sign certificates", edit(func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCertSign }), "keyCertSign"},
+		{"may sign CRLs", edit(func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCRLSign }), "cRLSign"},
+		{"may not sign", edit(func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyEncipherment }), "lacks digitalSignature"},
+		{"no key usage", edit(func(c *x509.Certificate) { c.KeyUsage = 0 }), "no key usage"},
 		{"servers only", edit(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), "both servers and clients"},
 		{"clients only", edit(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }), "both servers and clients"},
 		{"for code only", edit(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning} }), "both servers and clients"},
@@ -189,17 +189,17 @@ func TestAnswersRefused(t *testing.T) {
 			}
 		}), `its common name is "admin"`},
 
-		{"no name", edit(func(c *x509.Certificate) { c.URIs = nil }), `the name "URI:` + same + `" is missing`},
-		{"another ID", edit(func(c *x509.Certificate) { c.URIs = uris("spiffe://example.org/ns/prod/sa/db") }), "sa/db\", which was not asked for"},
-		{"another trust domain", edit(func(c *x509.Certificate) { c.URIs = uris("spiffe://example.com/ns/prod/sa/web") }), "not asked for"},
-		{"a longer ID", edit(func(c *x509.Certificate) { c.URIs = uris(same + "/x") }), "not asked for"},
-		{"two IDs", edit(func(c *x509.Certificate) { c.URIs = uris(same, "spiffe://example.org/ns/prod/sa/db") }), "not asked for"},
-		{"the ID twice", edit(func(c *x509.Certificate) { c.URIs = uris(same, same) }), "not asked for"},
-		{"another scheme, too", edit(func(c *x509.Certificate) { c.URIs = uris(same, "https://example.org") }), "not asked for"},
-		{"a DNS name, too", edit(func(c *x509.Certificate) { c.DNSNames = []string{"web"} }), `"DNS:web", which was not asked for`},
-		{"an address, too", edit(func(c *x509.Certificate) { c.IPAddresses = []net.IP{ip("192.0.2.1")} }), "not asked for"},
-		{"an e-mail, too", edit(func(c *x509.Certificate) { c.EmailAddresses = []string{"a@example.org"} }), "not asked for"},
-		{"the ID as a DNS name", edit(func(c *x509.Certificate) { c.URIs, c.DNSNames = nil, []string{same} }), "not asked for"},
+		{"no name", edit(func(c *x509.Certificate) { c.URIs = nil }), "it is for [], and [URI:" + same + "] were asked for"},
+		{"another ID", edit(func(c *x509.Certificate) { c.URIs = uris("spiffe://example.org/ns/prod/sa/db") }), "sa/db], and [URI:"},
+		{"another trust domain", edit(func(c *x509.Certificate) { c.URIs = uris("spiffe://example.com/ns/prod/sa/web") }), "were asked for"},
+		{"a longer ID", edit(func(c *x509.Certificate) { c.URIs = uris(same + "/x") }), "were asked for"},
+		{"two IDs", edit(func(c *x509.Certificate) { c.URIs = uris(same, "spiffe://example.org/ns/prod/sa/db") }), "were asked for"},
+		{"the ID twice", edit(func(c *x509.Certificate) { c.URIs = uris(same, same) }), "twice"},
+		{"another scheme, too", edit(func(c *x509.Certificate) { c.URIs = uris(same, "https://example.org") }), "were asked for"},
+		{"a DNS name, too", edit(func(c *x509.Certificate) { c.DNSNames = []string{"web"} }), "[DNS:web URI:"},
+		{"an address, too", edit(func(c *x509.Certificate) { c.IPAddresses = []net.IP{ip("192.0.2.1")} }), "were asked for"},
+		{"an e-mail, too", edit(func(c *x509.Certificate) { c.EmailAddresses = []string{"a@example.org"} }), "were asked for"},
+		{"the ID as a DNS name", edit(func(c *x509.Certificate) { c.URIs, c.DNSNames = nil, []string{same} }), "were asked for"},
 
 		{"a foreign root of the same name", func(r *x509.CertificateRequest) []byte {
 			return encode(f.foreign.leaf(t, r, time.Hour))
@@ -270,12 +270,12 @@ func TestAnswerNames(t *testing.T) {
 		{"all", asks(a, pki.DNSSAN("b.test"), pki.DNSSAN("*.c.test"), v4, v6), nil, ""},
 		{"IPv4 in the form of IPv6", asks(mapped), func(c *x509.Certificate) { c.IPAddresses = []net.IP{ip("192.0.2.1").To4()} }, ""},
 		{"in another order", asks(a, pki.DNSSAN("b.test")), func(c *x509.Certificate) { slices.Reverse(c.DNSNames) }, ""},
-		{"one that was granted and not asked for", asks(a), func(c *x509.Certificate) { c.DNSNames = append(c.DNSNames, "b.test") }, "not asked for"},
-		{"one is missing", asks(a, pki.DNSSAN("b.test")), func(c *x509.Certificate) { c.DNSNames = c.DNSNames[:1] }, `"DNS:b.test" is missing`},
-		{"one in upper case", asks(a), func(c *x509.Certificate) { c.DNSNames = []string{"A.test"} }, "not asked for"},
-		{"one is twice", asks(a), func(c *x509.Certificate) { c.DNSNames = []string{"a.test", "a.test"} }, "not asked for"},
-		{"the ID is missing", asks(a), func(c *x509.Certificate) { c.URIs = nil }, "is missing"},
-		{"an address is missing", asks(v4, v6), func(c *x509.Certificate) { c.IPAddresses = c.IPAddresses[:1] }, "is missing"},
+		{"one that was granted and not asked for", asks(a), func(c *x509.Certificate) { c.DNSNames = append(c.DNSNames, "b.test") }, "were asked for"},
+		{"one is missing", asks(a, pki.DNSSAN("b.test")), func(c *x509.Certificate) { c.DNSNames = c.DNSNames[:1] }, "were asked for"},
+		{"one in upper case", asks(a), func(c *x509.Certificate) { c.DNSNames = []string{"A.test"} }, "were asked for"},
+		{"one is twice", asks(a), func(c *x509.Certificate) { c.DNSNames = []string{"a.test", "a.test"} }, "twice"},
+		{"the ID is missing", asks(a), func(c *x509.Certificate) { c.URIs = nil }, "were asked for"},
+		{"an address is missing", asks(v4, v6), func(c *x509.Certificate) { c.IPAddresses = c.IPAddresses[:1] }, "were asked for"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -343,11 +343,11 @@ func TestDNSOnly(t *testing.T) {
 		by   *authority
 		text string
 	}{
-		{func(c *x509.Certificate) { c.DNSNames = []string{"db" + name[3:]} }, f.root, "not asked for"},
-		{func(c *x509.Certificate) { c.URIs = []*url.URL{mustURL(t, webID.String())} }, f.root, "not asked for"},
+		{func(c *x509.Certificate) { c.DNSNames = []string{"db" + name[3:]} }, f.root, "were asked for"},
+		{func(c *x509.Certificate) { c.URIs = []*url.URL{mustURL(t, webID.String())} }, f.root, "were asked for"},
 		{func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Second) }, f.root, "expired"},
 		{func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) }, f.root, "not yet valid"},
-		{func(c *x509.Certificate) { c.IsCA = true }, f.root, "it is a CA"},
+		{func(c *x509.Certificate) { c.IsCA = true }, f.root, "is a CA"},
 		{func(*x509.Certificate) {}, f.foreign, "signed by unknown authority"},
 		{func(*x509.Certificate) {}, f.between, "signed by unknown authority"},
 	} {

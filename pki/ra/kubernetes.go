@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -33,18 +32,16 @@ func requests() string {
 	return k8s.Path("apis", "certificates.k8s.io", "v1", "certificatesigningrequests")
 }
 
-// object is a CertificateSigningRequest. Fields that this package does not need are kept.
+// object is a CertificateSigningRequest.
 type object struct {
-	APIVersion string          `json:"apiVersion"`
-	Kind       string          `json:"kind"`
-	Metadata   json.RawMessage `json:"metadata"`
-	Spec       json.RawMessage `json:"spec"`
+	APIVersion string         `json:"apiVersion"`
+	Kind       string         `json:"kind"`
+	Metadata   k8s.ObjectMeta `json:"metadata"`
+	Spec       spec           `json:"spec"`
 	Status     struct {
 		Conditions  []condition `json:"conditions,omitempty"`
 		Certificate []byte      `json:"certificate,omitempty"` // PEM
 	} `json:"status,omitzero"`
-
-	meta k8s.ObjectMeta
 }
 
 type spec struct {
@@ -95,12 +92,10 @@ func (a *RA) obtain(ctx context.Context, r *ca.Request, signer string) (answer [
 	defer cancel()
 	o, err := j.create(ctx)
 	switch {
-	case err == nil:
-		defer j.remove(ctx, 0)
-	case k8s.MayHaveLanded(err), k8s.AlreadyExists(err):
+	case err == nil, k8s.MayHaveLanded(err), k8s.AlreadyExists(err):
 		// The object exists, or may exist soon. An existing object is ours, as its name cannot be guessed: a proxy on
 		// the way to the API server sent the request twice.
-		defer j.remove(ctx, 3)
+		defer j.remove(ctx)
 	}
 	if err != nil {
 		return nil, j.failure(ctx, "create", err)
@@ -110,36 +105,29 @@ func (a *RA) obtain(ctx context.Context, r *ca.Request, signer string) (answer [
 
 // create makes the object. We choose its name, so that it can be deleted even if we never learn that it was created.
 func (j *job) create(ctx context.Context) (*object, error) {
-	meta, err := json.Marshal(k8s.ObjectMeta{Name: j.name})
-	if err != nil {
-		return nil, err
-	}
-	question := &object{APIVersion: apiVersion, Kind: kind, Metadata: meta}
-	if question.Spec, err = json.Marshal(j.spec); err != nil {
-		return nil, err
-	}
+	question := &object{APIVersion: apiVersion, Kind: kind, Metadata: k8s.ObjectMeta{Name: j.name}, Spec: j.spec}
 	o := &object{}
 	return o, j.a.api.Create(ctx, requests(), question, o)
 }
 
-// remove deletes the object, even if ctx is done. While the object may still be on its way, it tries again if it does
-// not find it.
-func (j *job) remove(ctx context.Context, absent int) {
+// remove deletes the object, even if ctx is done. As the object may still be on its way, it tries three times more if
+// it does not find it.
+func (j *job) remove(ctx context.Context) {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), cleanUp,
 		fmt.Errorf("not done within %v", cleanUp))
 	defer cancel()
+	absent := 0
 	for pause := firstPause; ; pause *= 2 {
-		err := j.a.api.Delete(ctx, j.path(), nil)
+		err := j.a.api.Delete(ctx, j.path())
 		missing := k8s.NotFound(err)
-		if err == nil || missing && absent == 0 {
+		if missing {
+			absent++
+		}
+		if err == nil || absent > 3 {
 			return
 		}
-		if missing {
-			absent--
-		}
 		if !missing && !passing(err) || renew.Sleep(ctx, pause) != nil {
-			j.a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "certificate signing request not deleted, "+
-				"Kubernetes does so within a day",
+			j.a.cfg.Logger.Warn("certificate signing request not deleted, Kubernetes does so within a day",
 				slog.String("name", j.name), slog.Any("err", err))
 			return
 		}
@@ -152,7 +140,7 @@ func (j *job) path() string { return requests() + k8s.Path(j.name) }
 // API server, such as an approval that does not last, makes it loop without a rest.
 func (j *job) follow(ctx context.Context, o *object) ([]byte, *ca.SignError) {
 	for pause := firstPause; ; {
-		if err := j.read(o); err != nil {
+		if err := j.check(o); err != nil {
 			return nil, fail(ca.ErrGeneration, "%w", err)
 		}
 		for _, bad := range []string{"Denied", "Failed"} {
@@ -197,25 +185,19 @@ func (j *job) approve(ctx context.Context, o *object) error {
 	return j.a.api.Update(ctx, j.path()+"/approval", o, &object{})
 }
 
-// read decodes an object, and checks that it is still the one that was created: only that may be approved, and only
-// its answer counts.
-func (j *job) read(o *object) error {
-	var s spec
-	if json.Unmarshal(o.Metadata, &o.meta) != nil || json.Unmarshal(o.Spec, &s) != nil {
-		return errors.New("the API server answered with an object that cannot be read")
-	}
-	if j.uid == "" {
-		j.uid = o.meta.UID
-	}
+// check reports whether an object is still the one that was created: only that may be approved, and only its answer
+// counts.
+func (j *job) check(o *object) error {
+	j.uid = cmp.Or(j.uid, o.Metadata.UID)
 	switch {
-	case o.APIVersion != apiVersion || o.Kind != kind || o.meta.Name != j.name || o.meta.UID == "" ||
-		o.meta.ResourceVersion == "":
+	case o.APIVersion != apiVersion || o.Kind != kind || o.Metadata.Name != j.name || o.Metadata.UID == "" ||
+		o.Metadata.ResourceVersion == "":
 		return fmt.Errorf("the API server answered with another object than a %s of %s with our name", kind,
 			apiVersion)
-	case o.meta.UID != j.uid:
+	case o.Metadata.UID != j.uid:
 		return errors.New("the request was replaced before it was answered")
-	case !bytes.Equal(s.Request, j.spec.Request) || s.SignerName != j.spec.SignerName ||
-		s.ExpirationSeconds != j.spec.ExpirationSeconds || !slices.Equal(s.Usages, j.spec.Usages):
+	case !bytes.Equal(o.Spec.Request, j.spec.Request) || o.Spec.SignerName != j.spec.SignerName ||
+		o.Spec.ExpirationSeconds != j.spec.ExpirationSeconds || !slices.Equal(o.Spec.Usages, j.spec.Usages):
 		return errors.New("the request is not as we sent it: does an admission webhook change it?")
 	}
 	return nil

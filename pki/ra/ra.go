@@ -126,10 +126,9 @@ type RA struct {
 
 	audited, asked lastresult.Result // of the last record, and whether the cluster answered the last request
 
-	mu         sync.Mutex
-	learned    []learnedRoot
-	configured *spiffe.Bundle // the last answer of Roots; nil before the first
-	union      *spiffe.Bundle
+	mu      sync.Mutex
+	learned []learnedRoot
+	bundle  *spiffe.Bundle // that Bundle returned last
 }
 
 // learnedRoot is a root from an answer.
@@ -149,11 +148,14 @@ func New(cfg Config) (*RA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ra: %w", err)
 	}
-	none, err := spiffe.NewBundle(cfg.TrustDomain, spiffe.BundleContents{})
-	if err != nil {
-		return nil, fmt.Errorf("ra: %w", err)
-	}
-	return &RA{cfg: cfg, api: api, limiter: limit.New(limit.Options(cfg.Limits)), union: none}, nil
+	a := &RA{cfg: cfg, api: api, limiter: limit.New(limit.Options(cfg.Limits))}
+	a.bundle, err = a.bundleOf(nil)
+	return a, err
+}
+
+// bundleOf returns a bundle without a sequence number.
+func (a *RA) bundleOf(roots []*x509.Certificate) (*spiffe.Bundle, error) {
+	return spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{X509Authorities: roots})
 }
 
 func (c *Config) check() error {
@@ -190,19 +192,17 @@ func validSigner(s string) bool {
 
 // signer returns the full name of the signer for a request, which need not name one.
 func (a *RA) signer(name string) (string, error) {
-	full := a.cfg.Signer
 	switch {
-	case name == "" && full == "":
+	case name == "" && a.cfg.Signer == "":
 		return "", errors.New("the request names no signer, and there is no default")
 	case name == "":
+		return a.cfg.Signer, nil
 	case a.cfg.SignerDomain == "":
 		return "", fmt.Errorf("the request names the signer %.300q, and there is no signer domain to find it in", name)
 	case !k8s.ValidName(name):
 		return "", fmt.Errorf("%.300q is not the name of a signer", name)
-	default:
-		full = a.cfg.SignerDomain + "/" + name
 	}
-	return full, nil
+	return a.cfg.SignerDomain + "/" + name, nil
 }
 
 // roots returns the configured roots, or nil if they are learned.
@@ -227,24 +227,25 @@ func (a *RA) roots() (*spiffe.Bundle, error) {
 // If the source fails, its last roots stay. The bundle has no sequence number, as the RA stores nothing over a
 // restart.
 func (a *RA) Bundle() *spiffe.Bundle {
-	configured, _ := a.roots() // without mu, as the source is user code
+	configured, err := a.roots() // without mu, as the source is user code
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.forget()
-	var roots []*x509.Certificate
-	if a.configured = cmp.Or(configured, a.configured); a.configured != nil {
-		roots = slices.Collect(a.configured.X509Authorities())
+	if err != nil {
+		return a.bundle
 	}
+	var roots []*x509.Certificate
+	if configured != nil {
+		roots = slices.Collect(configured.X509Authorities())
+	}
+	a.forget()
 	for _, r := range a.learned {
 		roots = append(roots, r.cert)
 	}
-	b, err := spiffe.NewBundle(a.cfg.TrustDomain, spiffe.BundleContents{X509Authorities: roots})
-	if err != nil { // each was in a bundle already; together they are too many
-		a.cfg.Logger.Warn("roots of the signers do not fit into one bundle", slog.Any("err", err))
-	} else if !b.Equal(a.union) { // keep an equal Bundle, because verifiers' caches depend on it
-		a.union = b
+	b, err := a.bundleOf(roots)
+	if err == nil && !b.Equal(a.bundle) { // keep an equal Bundle, because verifiers' caches depend on it
+		a.bundle = b
 	}
-	return a.union
+	return a.bundle
 }
 
 // CallerBundle returns [RA.Bundle]: the signers do not say which of their keys may be stolen.
@@ -280,13 +281,11 @@ func (a *RA) learn(root *x509.Certificate, leafEnd time.Time) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.forget()
-	for i := range a.learned {
-		if r := &a.learned[i]; r.cert.Equal(root) {
-			if leafEnd.After(r.lastLeaf) {
-				r.lastLeaf = leafEnd
-			}
-			return nil
+	if i := slices.IndexFunc(a.learned, func(r learnedRoot) bool { return r.cert.Equal(root) }); i >= 0 {
+		if leafEnd.After(a.learned[i].lastLeaf) {
+			a.learned[i].lastLeaf = leafEnd
 		}
+		return nil
 	}
 	if len(a.learned) >= maxLearned {
 		return fmt.Errorf("the signers have %d roots with valid certificates already: configure "+
@@ -392,11 +391,11 @@ func (a *RA) audit(ctx context.Context, i *ca.Issuance) *ca.SignError {
 	return nil
 }
 
-// issuance is the audit record of a certificate signed by the CA with the certificate issuer, or nil if that is
-// unknown.
+// issuance is the audit record of a certificate signed by the CA with the certificate issuer.
 func issuance(r *ca.Request, cert, issuer *x509.Certificate) *ca.Issuance {
 	i := &ca.Issuance{
-		Time: time.Now().Round(0), Kind: "x509-svid", Serial: cert.SerialNumber.Text(16),
+		Time: time.Now().Round(0), Kind: "x509-svid",
+		Serial: cert.SerialNumber.Text(16), Issuer: issuer.SerialNumber.Text(16),
 		ID: r.ID, DNSNames: cert.DNSNames, IPs: cert.IPAddresses, NotBefore: cert.NotBefore, NotAfter: cert.NotAfter,
 		Fingerprint: fmt.Sprintf("%x", sha256.Sum256(cert.Raw)),
 		PublicKey:   fmt.Sprintf("%x", sha256.Sum256(cert.RawSubjectPublicKeyInfo)),
@@ -404,9 +403,6 @@ func issuance(r *ca.Request, cert, issuer *x509.Certificate) *ca.Issuance {
 	}
 	if r.Profile == ca.DNSOnly {
 		i.Kind = "dns"
-	}
-	if issuer != nil {
-		i.Issuer = issuer.SerialNumber.Text(16)
 	}
 	return i
 }

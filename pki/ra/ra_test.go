@@ -406,7 +406,7 @@ func TestSignAPIFails(t *testing.T) {
 		{"approval conflicts", 4, kubetest.Fault{Code: 409, Reason: "Conflict"}, approval, nil, nil, 0, 1},
 		{"read forbidden", 1, kubetest.Fault{Code: 403}, reading, ca.ErrGeneration, []string{"read the request", "get and delete"}, 0, 1},
 		{"deletion broken", 2, kubetest.Fault{Code: 500}, deletion, nil, nil, 0, 3},
-		{"deletion landed, and the answer is lost", 1, kubetest.Fault{Landed: true}, deletion, nil, nil, 0, 2},
+		{"deletion landed, and the answer is lost", 1, kubetest.Fault{Landed: true}, deletion, nil, nil, 0, 5},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			t.Parallel()

@@ -6,6 +6,7 @@ import (
 	"encoding/asn1"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 
 	"github.com/svidkit/svidkit/pki"
@@ -83,26 +84,31 @@ func grantedNames(r *ca.Request) (map[pki.SAN]bool, error) {
 	return granted, nil
 }
 
-// sanKey returns the same key for both forms of an IPv4 address.
-func sanKey(s pki.SAN) pki.SAN {
-	if s.Type == pki.IP {
-		return pki.IPSAN(net.IP(s.Value))
+// namesOf returns names as a set. Both forms of an IPv4 address are the same name.
+func namesOf(sans []pki.SAN) (map[pki.SAN]bool, error) {
+	names := map[pki.SAN]bool{}
+	for _, s := range sans {
+		if s.Type == pki.IP {
+			s = pki.IPSAN(net.IP(s.Value))
+		}
+		if names[s] {
+			return nil, fmt.Errorf("it has the name %.300q twice", s)
+		}
+		names[s] = true
 	}
-	return s
+	return names, nil
 }
 
 // checkCSR refuses a request that asks for anything that was not granted: a signer may grant all of it.
 func checkCSR(r *ca.Request, granted map[pki.SAN]bool) error {
-	asked := map[pki.SAN]bool{}
-	for _, s := range r.CSR.SANs() {
-		s = sanKey(s)
-		switch {
-		case !granted[s]:
+	asked, err := namesOf(r.CSR.SANs())
+	if err != nil {
+		return err
+	}
+	for s := range asked {
+		if !granted[s] {
 			return fmt.Errorf("it asks for the name %.300q, which is not granted to the caller", s)
-		case asked[s]:
-			return fmt.Errorf("it asks for the name %.300q twice", s)
 		}
-		asked[s] = true
 	}
 	switch {
 	case r.Profile == ca.SVID && !asked[pki.IDSAN(r.ID)]:
@@ -122,24 +128,17 @@ func checkCSR(r *ca.Request, granted map[pki.SAN]bool) error {
 
 // sameNames reports whether a certificate has exactly the names of the request, which are all granted.
 func sameNames(leaf *x509.Certificate, csr *pki.CSR) error {
-	got, err := pki.ParseSANs(leaf.Extensions)
+	sans, err := pki.ParseSANs(leaf.Extensions)
 	if err != nil {
 		return err
 	}
-	asked := map[pki.SAN]bool{}
-	for _, s := range csr.SANs() {
-		asked[sanKey(s)] = true
+	got, err := namesOf(sans)
+	if err != nil {
+		return err
 	}
-	for _, s := range got {
-		if s = sanKey(s); !asked[s] {
-			return fmt.Errorf("it is for the name %.300q, which was not asked for", s)
-		}
-		asked[s] = false // a second one would be one too many
+	asked, err := namesOf(csr.SANs())
+	if err == nil && !maps.Equal(got, asked) {
+		err = fmt.Errorf("it is for %.300v, and %.300v were asked for", sans, csr.SANs())
 	}
-	for s, missing := range asked {
-		if missing {
-			return fmt.Errorf("the name %.300q is missing", s)
-		}
-	}
-	return nil
+	return err
 }

@@ -5,9 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
-	"net/http/httptest"
-	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,66 +18,10 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
-// sink is a ResponseWriter that keeps nothing.
-type sink struct {
-	header http.Header
-	status int
-	n      int
-}
-
-func (s *sink) Header() http.Header { return s.header }
-func (s *sink) WriteHeader(status int) {
-	s.status = status
-}
-func (s *sink) Write(p []byte) (int, error) {
-	s.n += len(p)
-	return len(p), nil
-}
-
-func benchHandler(tb testing.TB) (http.Handler, string) {
-	tb.Helper()
-	b := bundleOf(tb, spiffetest.NewCA(tb, "partner.test"), new(uint64(7)), 5*time.Minute)
-	h, err := federation.NewHandler(b, partner)
-	require.NoError(tb, err)
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
-	return h, w.Header().Get("Etag")
-}
-
-func BenchmarkServe(b *testing.B) {
-	h, tag := benchHandler(b)
-	for name, etag := range map[string]string{"200": "", "304": tag} {
-		b.Run(name, func(b *testing.B) {
-			r := httptest.NewRequest(http.MethodGet, "/", nil)
-			if etag != "" {
-				r.Header.Set("If-None-Match", etag)
-			}
-			w := &sink{header: http.Header{}}
-			b.ReportAllocs()
-			for b.Loop() {
-				clear(w.header)
-				h.ServeHTTP(w, r)
-			}
-			if fmt.Sprint(w.status) != name {
-				b.Fatal(w.status)
-			}
-		})
-	}
-}
-
-// Serving allocates nothing of its own, and reading neither.
+// Reading allocates nothing.
 func TestAllocations(t *testing.T) {
 	if rounds.Race {
 		t.Skip("the race detector allocates too")
-	}
-	h, tag := benchHandler(t)
-	w := &sink{header: http.Header{}}
-	for _, etag := range []string{"", tag} {
-		r := httptest.NewRequest(http.MethodGet, "/", nil)
-		if etag != "" {
-			r.Header.Set("If-None-Match", etag)
-		}
-		assert.Zero(t, testing.AllocsPerRun(100, func() { h.ServeHTTP(w, r) }))
 	}
 	m := manyRelationships(t, 100)
 	require.NoError(t, m.Set(spiffetest.NewCA(t, "td-7").Bundle()))
@@ -106,33 +47,6 @@ func manyRelationships(tb testing.TB, n int) *federation.Manager {
 	return newManager(tb, cfg)
 }
 
-func BenchmarkBundle(b *testing.B) {
-	m := manyRelationships(b, 1000)
-	require.NoError(b, m.Set(spiffetest.NewCA(b, "td-7").Bundle()))
-	td := spiffe.MustParseTrustDomain("td-7")
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := m.Bundle(td); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-// What a relationship costs that waits for its next fetch, in memory.
-func BenchmarkIdleRelationship(b *testing.B) {
-	const n = 10_000
-	for b.Loop() {
-		var before, after runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&before)
-		m := manyRelationships(b, n)
-		runtime.GC()
-		runtime.ReadMemStats(&after)
-		b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/n, "B/relationship")
-		runtime.KeepAlive(m)
-	}
-}
-
 // What it costs to look after 1,000 relationships for an hour in which every fetch fails at once:
 // scheduling, without the network.
 func TestScheduling(t *testing.T) {
@@ -153,17 +67,4 @@ func TestScheduling(t *testing.T) {
 		}
 	})
 	t.Logf("%v for each of %d attempts", time.Since(start)/time.Duration(fetches), fetches)
-}
-
-// A fetch over a real socket with a new handshake, and one that learns that nothing has changed.
-func BenchmarkFetch(b *testing.B) {
-	web, ca := spiffetest.NewCA(b, "web.test"), spiffetest.NewCA(b, "partner.test")
-	_, url := listen(b, webCert(web, "127.0.0.1"), serving(b, ca.Bundle()))
-	r := federation.Relationship{TrustDomain: partner, URL: url, Profile: webRoots(web)}
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := federation.Fetch(b.Context(), r, nil); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -20,23 +21,18 @@ var (
 type fetchError struct {
 	TrustDomain spiffe.TrustDomain
 	URL         string // of the last request, without its query
-	Status      int    // the HTTP status, if one was received
 	Err         error
 }
 
 // Error names the trust domain, the URL and the cause. The cause may quote input from the endpoint, such as the
 // names in a certificate that failed to verify, so it is cut to 512 bytes, and unprintable characters are replaced.
 func (e *fetchError) Error() string {
-	why := fmt.Sprint(e.Err)
-	if len(why) > 512 {
-		why = strings.ToValidUTF8(why[:512], "") + "…"
-	}
-	why = strings.Map(func(r rune) rune {
+	why := strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return unicode.ReplacementChar
 		}
 		return r
-	}, why)
+	}, redact.Clip(e.Err.Error(), 512))
 	return fmt.Sprintf("federation: bundle of %q from %s: %s", e.TrustDomain, e.URL, why)
 }
 

@@ -4,8 +4,7 @@ import "time"
 
 // For tables of what is arithmetic.
 var (
-	FileName   = fileName
-	UsableETag = usableETag
+	FileName = fileName
 )
 
 // For tables of failures: the reasons, which programs see as text.

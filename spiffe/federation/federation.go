@@ -42,8 +42,7 @@
 // at least every five minutes, unless MinInterval is longer. So a publisher that changes from counting to a clock is
 // held for half an hour too.
 //
-// An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has a deadline for the whole and
-// one for silence. Redirects lead only to further https URLs whose servers authenticate in the same way. Proxies of
+// An endpoint cannot take more than its share. A document may have 1 MiB. A fetch has a deadline. Redirects lead only to further https URLs whose servers authenticate in the same way. Proxies of
 // the environment are not used: a program that needs one sets [Config].DialContext. Sixteen fetches run at the same
 // time. A fetch that lasts for more than a second gives its slot to the next, and endpoints that failed last time
 // come last.
@@ -106,8 +105,7 @@ type Config struct {
 	// belongs to another user or that others can write to is ignored, with a warning. "" means no directory.
 	Dir string
 
-	// Timeout bounds a fetch from the first dial to the last byte, redirects included. 0 means 30 seconds. A fetch
-	// also fails when the endpoint is silent for 10 seconds.
+	// Timeout bounds a fetch from the first dial to the last byte, redirects included. 0 or less means 30 seconds.
 	Timeout time.Duration
 
 	// DialContext makes the connections. It must be safe for concurrent use and must return when its context is
@@ -121,16 +119,14 @@ type Config struct {
 }
 
 // withDefaults sets the fields that a fetch needs.
-func (c *Config) withDefaults() error {
-	if c.Timeout < 0 {
-		return fmt.Errorf("Config.Timeout is %v, and must not be negative", c.Timeout)
+func (c *Config) withDefaults() {
+	if c.Timeout <= 0 {
+		c.Timeout = 30 * time.Second
 	}
-	c.Timeout = cmp.Or(c.Timeout, 30*time.Second)
 	if c.DialContext == nil {
 		c.DialContext = new(net.Dialer).DialContext
 	}
 	c.Logger = ratelog.Patient(c.Logger)
-	return nil
 }
 
 // Manager keeps the bundles of other trust domains. [Start] or [New] makes one. Its methods are safe for concurrent
@@ -145,10 +141,10 @@ type Manager struct {
 
 	life lifecycle.Life
 
-	mu         sync.Mutex
-	loop       renew.Loop[*relation]
-	unanchored int // how many relationships wait for the anchors of their endpoints
-	outcomes   map[outcome]uint64
+	mu       sync.Mutex
+	loop     renew.Loop[*relation]
+	waiting  map[*relation]spiffe.TrustDomain // for the bundle of this trust domain, which verifies their endpoints
+	outcomes map[outcome]uint64
 
 	store *store.Store // never used while mu is held; nil without a Config.Dir
 }
@@ -170,21 +166,15 @@ func Start(ctx context.Context, cfg Config) (*Manager, error) {
 // New checks cfg and returns a Manager. It does nothing else: no goroutine, no file, no request. The caller calls
 // [Manager.Run].
 func New(cfg Config) (*Manager, error) {
-	m := &Manager{cfg: cfg, outcomes: map[outcome]uint64{}}
-	if cfg.MinInterval < 0 || cfg.MaxInterval < 0 {
-		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v, MaxInterval %v: none may be negative",
-			cfg.MinInterval, cfg.MaxInterval)
-	}
+	m := &Manager{cfg: cfg, outcomes: map[outcome]uint64{}, waiting: map[*relation]spiffe.TrustDomain{}}
 	m.cfg.MinInterval = cmp.Or(cfg.MinInterval, time.Minute)
 	m.cfg.MaxInterval = cmp.Or(cfg.MaxInterval, max(24*time.Hour, m.cfg.MinInterval))
 	m.cfg.MinInterval, m.cfg.MaxInterval = min(m.cfg.MinInterval, renew.Longest), min(m.cfg.MaxInterval, renew.Longest)
 	m.cfg.Relationships = nil
-	if m.cfg.MinInterval > m.cfg.MaxInterval {
-		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v, more than MaxInterval, %v",
-			m.cfg.MinInterval, m.cfg.MaxInterval)
-	}
-	if err := m.cfg.withDefaults(); err != nil {
-		return nil, fmt.Errorf("federation: new: %w", err)
+	m.cfg.withDefaults()
+	if m.cfg.MinInterval < 0 || m.cfg.MinInterval > m.cfg.MaxInterval {
+		return nil, fmt.Errorf("federation: new: Config.MinInterval is %v and MaxInterval %v: neither may be negative, "+
+			"nor the first the longer one", m.cfg.MinInterval, m.cfg.MaxInterval)
 	}
 	m.store = newStore(&m.cfg)
 	m.loop = renew.Loop[*relation]{
@@ -361,12 +351,9 @@ func (m *Manager) publish(r *relation, b *spiffe.Bundle) {
 		return
 	}
 	m.signalChange()
-	if m.unanchored == 0 {
-		return
-	}
-	// A relationship that waits for this bundle to verify its endpoint need not wait longer: it made no request.
-	for _, other := range m.all() {
-		if other.e.borrows() && other.e.id.TrustDomain() == r.e.td && other.unanchored {
+	for other, td := range m.waiting { // they made no request, so they need not wait longer
+		if td == b.TrustDomain() {
+			delete(m.waiting, other)
 			m.loop.Hasten(other, 0)
 		}
 	}
@@ -379,9 +366,9 @@ func (m *Manager) signalChange() {
 
 // drop takes a relation out of service. The caller holds mu and has removed the relation from the map.
 func (m *Manager) drop(r *relation) {
+	delete(m.waiting, r)
 	m.loop.Remove(r)
 	r.Cancel()
-	m.setUnanchored(r, false)
 }
 
 // Status is the state of one relationship at one moment.

@@ -13,8 +13,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
-	"time"
 
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/tlsalert"
@@ -28,7 +26,6 @@ const (
 	maxRedirects = 5
 	maxHeader    = 64 << 10 // bytes of the header of an answer
 	maxETag      = 256      // bytes of an entity tag that is kept
-	silence      = 10 * time.Second
 )
 
 // Fetch fetches the bundle of a relationship once, without regard to earlier ones. Of the Config, which may be nil,
@@ -36,8 +33,7 @@ const (
 //
 // The error names the trust domain, the URL and the cause. It wraps a [*spiffe.VerifyError], a
 // [*tls.CertificateVerificationError] or the error of a [spiffe.BundleSource] if the endpoint did not authenticate
-// by its profile; [context.DeadlineExceeded] if the fetch took too long or the endpoint was silent for too long;
-// [spiffe.ErrTooLarge], or a [*spiffe.ParseError], for an answer that is not a bundle document; the cause of the
+// by its profile; [context.DeadlineExceeded] if the fetch took too long; [spiffe.ErrTooLarge], or a [*spiffe.ParseError], for an answer that is not a bundle document; the cause of the
 // caller's context; or an error of the network.
 //
 // A bundle without authorities is a result like any other: nothing of the trust domain is trusted any more.
@@ -47,9 +43,7 @@ func Fetch(ctx context.Context, r Relationship, cfg *Config) (*spiffe.Bundle, er
 	if cfg != nil {
 		o = *cfg
 	}
-	if err := o.withDefaults(); err != nil {
-		return nil, fmt.Errorf("federation: fetch: %w", err)
-	}
+	o.withDefaults()
 	e, err := r.check()
 	if err == nil {
 		err = e.anchorsIn(nil)
@@ -93,12 +87,11 @@ func (e *endpoint) anchorsIn(all map[spiffe.TrustDomain]*relation) error {
 
 // answer is the result of a fetch. After a failure it has the fields that are known.
 type answer struct {
-	bundle   *spiffe.Bundle // nil if it is not modified
-	etag     tag            // of bundle
-	url      string         // of the last request
-	peer     string         // the last server that was authenticated, or ""
-	unasked  bool           // there were no authorities to verify the endpoint with, so that nothing was sent
-	received int            // the last HTTP status
+	bundle  *spiffe.Bundle // nil if it is not modified
+	etag    tag            // of bundle
+	url     string         // of the last request
+	peer    string         // the last server that was authenticated, or ""
+	unasked bool           // there were no authorities to verify the endpoint with, so that nothing was sent
 }
 
 // tag is an entity tag and the URL that it came from: at another URL the same tag says nothing. The zero tag means
@@ -120,7 +113,7 @@ func (e *endpoint) fetch(parent context.Context, o *Config, etag tag) (a answer,
 	}
 	if err != nil {
 		err = classify(parent, ctx, o, err)
-		failed = &fetchError{TrustDomain: e.td, URL: a.url, Status: a.received, Err: err}
+		failed = &fetchError{TrustDomain: e.td, URL: a.url, Err: err}
 	}
 	return a, failed
 }
@@ -128,7 +121,7 @@ func (e *endpoint) fetch(parent context.Context, o *Config, etag tag) (a answer,
 // follow sends the requests, one after the other while it is redirected, and fills in a.
 func (e *endpoint) follow(ctx context.Context, o *Config, etag tag, a *answer) error {
 	for u, hops := e.url, 0; ; hops++ {
-		a.url, a.received, a.peer = display(u), 0, ""
+		a.url, a.peer = display(u), ""
 		next, err := e.ask(ctx, o, u, etag, a, hops)
 		if err != nil || next == nil {
 			return err
@@ -162,7 +155,6 @@ func (e *endpoint) ask(
 	if err != nil {
 		return nil, err
 	}
-	a.received = response.StatusCode
 	if response.StatusCode == http.StatusNotModified && conditional {
 		return nil, nil
 	}
@@ -180,7 +172,7 @@ func (e *endpoint) read(response *http.Response, a *answer, hops int) (next *url
 		if err != nil {
 			return nil, err
 		}
-		if value := usableETag(response.Header.Get("Etag")); value != "" {
+		if value := response.Header.Get("Etag"); len(value) <= maxETag {
 			a.etag = tag{value, response.Request.URL.String()}
 		}
 		a.bundle, err = e.parse(e.td, doc)
@@ -252,7 +244,7 @@ func (e *endpoint) dial(ctx context.Context, o *Config, u *url.URL) (*tls.Conn, 
 	if err != nil {
 		return nil, err
 	}
-	return tlsalert.Client(ctx, &watched{Conn: raw, patience: silence}, config, 0)
+	return tlsalert.Client(ctx, raw, config, 0)
 }
 
 // clientConfig returns the configuration for one connection to host.
@@ -279,44 +271,6 @@ func (e *endpoint) clientConfig(host string) (*tls.Config, error) {
 	return own, nil
 }
 
-// watched is a connection with a deadline for each read and write. The context of the fetch bounds the
-// whole.
-type watched struct {
-	net.Conn
-	patience time.Duration
-}
-
-func (w *watched) Read(p []byte) (int, error) {
-	if err := w.SetReadDeadline(time.Now().Add(w.patience)); err != nil {
-		return 0, err
-	}
-	return w.Conn.Read(p)
-}
-
-func (w *watched) Write(p []byte) (int, error) {
-	if err := w.SetWriteDeadline(time.Now().Add(w.patience)); err != nil {
-		return 0, err
-	}
-	return w.Conn.Write(p)
-}
-
-// usableETag returns an entity tag that can be sent back, or "".
-func usableETag(tag string) string {
-	opaque := tag
-	if len(tag) > 2 && tag[:2] == "W/" {
-		opaque = tag[2:]
-	}
-	if len(tag) > maxETag || len(opaque) < 2 || opaque[0] != '"' || opaque[len(opaque)-1] != '"' {
-		return ""
-	}
-	for _, c := range []byte(opaque[1 : len(opaque)-1]) {
-		if c <= ' ' || c == '"' || c == 0x7f {
-			return ""
-		}
-	}
-	return tag
-}
-
 // classify returns an error of a fetch with its cause, as [Fetch] lists them.
 func classify(parent, ctx context.Context, o *Config, err error) error {
 	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
@@ -333,8 +287,6 @@ func classify(parent, ctx context.Context, o *Config, err error) error {
 		return context.Cause(parent)
 	case ctx.Err() != nil:
 		return fmt.Errorf("not done within %v: %w", o.Timeout, context.DeadlineExceeded)
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("silent for %v: %w", silence, context.DeadlineExceeded)
 	}
 	return err
 }

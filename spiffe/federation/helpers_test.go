@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -107,8 +109,7 @@ func (s *site) asked() []*http.Request {
 
 func (s *site) config(t testing.TB) *tls.Config {
 	t.Helper()
-	c, err := federation.ServerConfig(new(spiffe.SVID))
-	require.NoError(t, err)
+	c := must.Get(federation.ServerConfig(new(spiffe.SVID)))(t)
 	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -148,8 +149,7 @@ func (n *internet) host(t testing.TB, name string, cert *tls.Certificate, h http
 // listen serves on a real socket and returns its URL.
 func listen(t testing.TB, cert *tls.Certificate, h http.HandlerFunc) (*site, string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	s := &site{cert: cert, handler: h}
 	s.on(t, l)
 	return s, "https://" + l.Addr().String() + "/bundle"
@@ -185,15 +185,13 @@ func bundleOf(t testing.TB, ca *spiffetest.CA, sequence *uint64, hint time.Durat
 	t.Helper()
 	c := ca.Bundle().Contents()
 	c.Sequence, c.RefreshHint = sequence, hint
-	b, err := spiffe.NewBundle(ca.TrustDomain(), c)
-	require.NoError(t, err)
+	b := must.Get(spiffe.NewBundle(ca.TrustDomain(), c))(t)
 	return b
 }
 
 func documentOf(t testing.TB, b *spiffe.Bundle) []byte {
 	t.Helper()
-	doc, err := b.Marshal()
-	require.NoError(t, err)
+	doc := must.Get(b.Marshal())(t)
 	return doc
 }
 
@@ -208,8 +206,7 @@ func answer(status int, body []byte) http.HandlerFunc {
 // serving serves a bundle as this package does.
 func serving(t testing.TB, b *spiffe.Bundle) http.HandlerFunc {
 	t.Helper()
-	h, err := federation.NewHandler(b, b.TrustDomain())
-	require.NoError(t, err)
+	h := must.Get(federation.NewHandler(b, b.TrustDomain()))(t)
 	return h.ServeHTTP
 }
 
@@ -222,8 +219,7 @@ func redirect(status int, to string) http.HandlerFunc {
 
 func newManager(t testing.TB, cfg federation.Config) *federation.Manager {
 	t.Helper()
-	m, err := federation.New(cfg)
-	require.NoError(t, err)
+	m := must.Get(federation.New(cfg))(t)
 	federation.Unhurried(m)
 	return m
 }
@@ -246,8 +242,7 @@ func running(t testing.TB, m *federation.Manager) (stop func()) {
 
 func inForce(t testing.TB, m *federation.Manager, td spiffe.TrustDomain) *spiffe.Bundle {
 	t.Helper()
-	b, err := m.Bundle(td)
-	require.NoError(t, err)
+	b := must.Get(m.Bundle(td))(t)
 	require.NotNil(t, b)
 	return b
 }
@@ -289,9 +284,8 @@ func assertStale(t testing.TB, s federation.Status, why ...any) {
 // trusts reports whether a verifier that asks m accepts what ca issues.
 func trusts(t testing.TB, m spiffe.BundleSource, ca *spiffetest.CA) bool {
 	t.Helper()
-	v, err := spiffe.NewVerifier(m, spiffe.AllowMembersOf(ca.TrustDomain()), nil)
-	require.NoError(t, err)
-	_, err = v.VerifyChain(ca.SVID("/workload").Chain(), spiffe.ClientRole)
+	v := must.Get(spiffe.NewVerifier(m, spiffe.AllowMembersOf(ca.TrustDomain()), nil))(t)
+	_, err := v.VerifyChain(ca.SVID("/workload").Chain(), spiffe.ClientRole)
 	return err == nil
 }
 
@@ -327,7 +321,7 @@ func kindOf(e *federation.FetchError) kind {
 		return timedOut
 	case errors.Is(e, context.Canceled), errors.Is(e, errOver):
 		return canceled
-	case e.Status != 0 && e.Status != http.StatusOK:
+	case strings.Contains(e.Error(), "HTTP status "):
 		return badStatus
 	}
 	return connection

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
@@ -33,10 +34,8 @@ func TestJWKS(t *testing.T) {
 			jwk    []byte
 		}
 		mint := func(id string) pair {
-			key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-			require.NoError(t, err)
-			issuer, err := jwtsvid.NewIssuer(partner, id, key, nil)
-			require.NoError(t, err)
+			key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+			issuer := must.Get(jwtsvid.NewIssuer(partner, id, key, nil))(t)
 			members, ok := jws.AppendKey([]byte(`{"use":"sig","alg":"ES256","kid":"`+id+`",`), key.Public())
 			require.True(t, ok)
 			return pair{issuer, append(members, '}')}
@@ -54,8 +53,7 @@ func TestJWKS(t *testing.T) {
 		stop := running(t, m)
 		synctest.Wait()
 		good := func(src spiffe.BundleSource, p pair) bool {
-			v, err := jwtsvid.NewValidator(src, []string{"api"}, nil)
-			require.NoError(t, err)
+			v := must.Get(jwtsvid.NewValidator(src, []string{"api"}, nil))(t)
 			token, err := p.issuer.Issue(jwtsvid.Request{ID: spiffe.MustParseID("spiffe://partner.test/web"), Audience: []string{"api"}})
 			require.NoError(t, err)
 			_, err = v.Validate(token)

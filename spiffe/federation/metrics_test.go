@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/federationtest"
@@ -20,13 +21,11 @@ func TestWriteMetrics(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		one, two := federationtest.NewInMemory(t, spiffetest.NewCA(t, "one.test")), federationtest.NewInMemory(t, spiffetest.NewCA(t, "two.test"))
-		m, err := federation.New(federation.Config{
+		m := must.Get(federation.New(federation.Config{
 			Relationships: []federation.Relationship{one.Relationship(), two.Relationship()}, DialContext: federationtest.Dial(one, two),
-		})
-		require.NoError(t, err)
+		}))(t)
 		read := func() map[string]float64 {
-			text, err := metricstest.Of(m.Report().Metrics)
-			require.NoError(t, err)
+			text := must.Get(metricstest.Of(m.Report().Metrics))(t)
 			return text.Samples
 		}
 		s := read()

@@ -4,8 +4,8 @@ import (
 	"crypto/x509"
 	"fmt"
 	"net/url"
-	"strings"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -155,10 +155,7 @@ func unfitURL(u *url.URL) (reason string) {
 // redirect leads to.
 func display(u *url.URL) string {
 	shown := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path, RawPath: u.RawPath}
-	s := shown.String()
-	if len(s) > 512 {
-		s = strings.ToValidUTF8(s[:512], "") + "…"
-	}
+	s := redact.Clip(shown.String(), 512)
 	if u.RawQuery != "" {
 		s += "?…"
 	}

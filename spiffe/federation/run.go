@@ -1,10 +1,12 @@
 package federation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
@@ -30,19 +32,16 @@ type relation struct {
 	bundle atomic.Pointer[spiffe.Bundle] // in force, for readers; nil before the first
 	decree atomic.Bool                   // an operator has set a bundle, which takes the place of the initial one
 
-	etag       tag            // of etagOf: a 304 confirms no other bundle, such as one that was set by hand
-	etagOf     *spiffe.Bundle // the bundle that came with etag
-	interval   time.Duration  // between the last attempt and the next, before jitter
-	asked      time.Time      // when the last attempt began
-	waited     time.Duration  // how long it took, if Run has ended it
-	success    time.Time      // the last, on the wall clock
-	confirmed  *spiffe.Bundle // by the last success
-	err        error          // of the last attempt
-	unanchored bool           // the last attempt sent nothing, as no authority could verify the endpoint
-	refused    *spiffe.Bundle
-	offers     bundleorder.Offers // holds a bundle whose number is not plausible
-	loaded     bool               // the stored bundle was looked for
-	saved      *spiffe.Bundle     // the bundle in the store
+	etag      tag            // of etagOf: a 304 confirms no other bundle, such as one that was set by hand
+	etagOf    *spiffe.Bundle // the bundle that came with etag
+	interval  time.Duration  // between the last attempt and the next, before jitter
+	success   time.Time      // the last, on the wall clock
+	confirmed *spiffe.Bundle // by the last success
+	err       error          // of the last attempt
+	refused   *spiffe.Bundle
+	offers    bundleorder.Offers // holds a bundle whose number is not plausible
+	loaded    bool               // the stored bundle was looked for
+	saved     *spiffe.Bundle     // the bundle in the store
 }
 
 func (m *Manager) newRelation(e *endpoint) *relation {
@@ -91,67 +90,43 @@ func (m *Manager) Close() error { return m.life.Close() }
 // wraps [spiffe.ErrNotReady], the cause of ctx, and for each missing bundle the last error of [Fetch]. It is
 // returned before ctx is done if Run has failed, and after [Manager.Close]. If Run was never called, it says so.
 func (m *Manager) Ready(ctx context.Context) error {
-	err := m.life.Await(ctx, m.Changed, func() bool {
+	return m.life.Ready(ctx, m.Changed, func() bool {
 		for _, r := range m.all() { // without the work of missing, as there may be 10,000 changes
 			if r.bundle.Load() == nil {
 				return false
 			}
 		}
 		return true
-	})
-	missing := m.missing()
-	switch {
-	case err == nil || missing == nil:
-		return nil
-	case errors.Is(missing, err):
-		return fmt.Errorf("federation: %w: %w", spiffe.ErrNotReady, missing)
-	}
-	return fmt.Errorf("federation: %w: %w; waited for it: %w", spiffe.ErrNotReady, missing, err)
+	}, m.missing)
 }
 
 // mostMissing is how many bundles an error names.
 const mostMissing = 10
 
-// missing returns an error that names the bundles that are missing, or nil.
+// missing returns an error that names the bundles that are missing.
 func (m *Manager) missing() error {
-	idle := m.life.Idle()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var all []*relation
-	for _, r := range m.all() {
-		if r.bundle.Load() == nil {
-			all = append(all, r)
-		}
-	}
+	all := slices.DeleteFunc(slices.Collect(maps.Values(m.all())), func(r *relation) bool {
+		return r.bundle.Load() != nil
+	})
 	slices.SortFunc(all, func(a, b *relation) int { return a.e.td.Compare(b.e.td) })
 	var err error
 	for i, r := range all {
 		if i == mostMissing {
-			return fmt.Errorf("%w; and %d more", err, len(all)-i)
+			err = fmt.Errorf("%w; and %d more", err, len(all)-i)
+			break
 		}
-		why, waited := r.err, r.waited
-		if r.Busy() {
-			waited = time.Since(r.asked)
-		}
-		if why == nil && !r.asked.IsZero() {
-			why = fmt.Errorf("%s has not answered for %v", r.e.where, waited.Round(100*time.Millisecond))
-		}
-		switch {
-		case why == nil && idle == nil:
-			why = errors.New("it is about to be fetched")
-		case why == nil:
-			why = idle
-		case idle != nil:
-			why = fmt.Errorf("%w; %w", why, idle)
-		}
-		why = fmt.Errorf("no bundle of %q: %w", r.e.td, why)
+		why := fmt.Errorf("no bundle of %q: %w", r.e.td, cmp.Or(r.err, errNoAnswer))
 		if err != nil {
 			why = fmt.Errorf("%w; %w", err, why)
 		}
 		err = why
 	}
-	return err
+	return m.life.NotReady("federation", err, "a bundle was missing")
 }
+
+var errNoAnswer = errors.New("its endpoint has not answered yet")
 
 func (m *Manager) run(ctx context.Context) error {
 	if err := m.stored(func(*store.Folder) error { return nil }); err != nil {
@@ -176,7 +151,6 @@ func (m *Manager) run(ctx context.Context) error {
 func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	m.load(ctx, rel) // it may have been added while Run runs
 	m.mu.Lock()
-	rel.asked = time.Now()
 	have, etag := rel.bundle.Load(), rel.etag
 	if rel.etagOf != have {
 		etag = tag{}
@@ -187,7 +161,6 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 
 	m.mu.Lock()
 	if rel.Removed() || failed != nil && ctx.Err() != nil { // ended by Run, Remove or Add
-		rel.waited = time.Since(rel.asked)
 		m.loop.Done(rel, 0)
 		m.mu.Unlock()
 		return
@@ -198,7 +171,7 @@ func (m *Manager) attempt(ctx context.Context, rel *relation) {
 	}
 	m.note(rel, have, a, failed)
 	m.outcomes[end]++
-	wait := m.wait(rel)
+	wait := m.wait(rel, a.unasked)
 	m.loop.Done(rel, wait)
 	b := rel.bundle.Load()
 	m.mu.Unlock()
@@ -222,7 +195,6 @@ func (m *Manager) judge(rel *relation, have *spiffe.Bundle, a *answer) (outcome,
 
 // note records the result of an attempt for [Status]. The caller holds mu.
 func (m *Manager) note(rel *relation, have *spiffe.Bundle, a answer, failed *fetchError) {
-	m.setUnanchored(rel, a.unasked)
 	if failed != nil {
 		rel.Failed(failed)
 		rel.err = failed
@@ -235,14 +207,18 @@ func (m *Manager) note(rel *relation, have *spiffe.Bundle, a answer, failed *fet
 	}
 }
 
-// wait returns how long to wait after an attempt. The caller holds mu.
-func (m *Manager) wait(rel *relation) time.Duration {
+// wait returns how long to wait after an attempt, which sent nothing if no authority could verify the endpoint. The
+// caller holds mu.
+func (m *Manager) wait(rel *relation, unasked bool) time.Duration {
 	rel.interval = m.interval(rel.bundle.Load())
 	if rel.offers.Held() != nil { // a refresh hint of a day would make it last for days
 		rel.interval = max(min(rel.interval, renew.UsualPoll), m.cfg.MinInterval)
 	}
-	if rel.unanchored && rel.e.borrows() && rel.e.anchored() == nil {
-		return 0 // the anchors arrived during the attempt
+	if unasked && rel.e.borrows() {
+		if rel.e.anchored() == nil {
+			return 0 // the authorities arrived during the attempt
+		}
+		m.waiting[rel] = rel.e.id.TrustDomain()
 	}
 	return renew.Poll(rel.interval, m.cfg.MinInterval, m.cfg.MaxInterval, rand.Float64())
 }
@@ -254,7 +230,7 @@ func (m *Manager) apply(rel *relation, a answer) (outcome, *fetchError) {
 	refuse := func(format string, args ...any) *fetchError {
 		rel.refused = a.bundle
 		err := fmt.Errorf("%w: "+format, append([]any{errSequence}, args...)...)
-		return &fetchError{TrustDomain: rel.e.td, URL: a.url, Status: a.received, Err: err}
+		return &fetchError{TrustDomain: rel.e.td, URL: a.url, Err: err}
 	}
 	if !a.bundle.Supersedes(known) {
 		n, _ := a.bundle.Sequence()
@@ -287,18 +263,6 @@ func (m *Manager) apply(rel *relation, a answer) (outcome, *fetchError) {
 	rel.etag, rel.etagOf = a.etag, a.bundle
 	m.publish(rel, a.bundle)
 	return end, nil
-}
-
-// setUnanchored records whether rel lacks the authorities to verify its endpoint. The caller holds mu.
-func (m *Manager) setUnanchored(rel *relation, yes bool) {
-	if rel.unanchored != yes {
-		rel.unanchored = yes
-		if yes {
-			m.unanchored++
-		} else {
-			m.unanchored--
-		}
-	}
 }
 
 // interval returns how long to wait after an attempt while b is in force.

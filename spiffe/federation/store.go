@@ -2,8 +2,6 @@ package federation
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,16 +13,8 @@ import (
 )
 
 // fileName returns the name of the file with the bundle of td. The prefix makes names such as ".." and the device
-// names of some systems harmless. A name that is too long for file systems is cut and gets its hash, after a
-// character that no trust domain name has.
-func fileName(td spiffe.TrustDomain) string {
-	name := td.String()
-	if len(name) > 200 {
-		sum := sha256.Sum256([]byte(name))
-		name = name[:100] + "~" + hex.EncodeToString(sum[:])
-	}
-	return "td-" + name + ".json"
-}
+// names of some systems harmless. A name that is too long for the file system is an error there.
+func fileName(td spiffe.TrustDomain) string { return "td-" + td.String() + ".json" }
 
 // ownDir is the directory of the files in a Config.Dir that others can write to.
 const ownDir = "svidkit-bundles"

@@ -51,7 +51,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -148,12 +147,11 @@ type Sink struct {
 	life lifecycle.Life
 	news renew.Signal
 
-	writing sync.Mutex      // held while files are written; guards the next three
-	folder  *fileset.Folder // nil if it is not open
-	running bool            // so the directory stays open
-	told    map[string]bool // warnings about the directory already logged
-
-	tokens tokens
+	writing sync.Mutex        // held while files are written; guards the next four
+	folder  *fileset.Folder   // nil if it is not open
+	running bool              // so the directory stays open
+	told    map[string]bool   // warnings about the directory already logged
+	tokens  map[string]*token // by the names of their files; nil before the first attempt
 
 	mu     sync.Mutex // guards status
 	status status
@@ -169,6 +167,7 @@ type status struct {
 	LastWrite time.Time     // when files were last written
 	Checked   time.Time     // when the files were last found or put in order
 	Err       error         // why the last check since then failed, or nil
+	tokens    error         // why not all tokens are as they should be, or nil
 	lifetime  time.Duration // how long the written identity lives
 }
 
@@ -194,8 +193,7 @@ func New(cfg Config) (*Sink, error) {
 	cfg.CertName, cfg.KeyName = cmp.Or(cfg.CertName, defaultCert), cmp.Or(cfg.KeyName, defaultKey)
 	cfg.RootsName = cmp.Or(cfg.RootsName, defaultRoots)
 	cfg.Mode, cfg.KeyMode = cmp.Or(cfg.Mode, 0o644), cmp.Or(cfg.KeyMode, 0o600)
-	s := &Sink{cfg: cfg, log: ratelog.Patient(cfg.Logger), told: map[string]bool{},
-		tokens: tokens{byName: map[string]token{}}}
+	s := &Sink{cfg: cfg, log: ratelog.Patient(cfg.Logger), told: map[string]bool{}}
 	s.cfg.Tokens = maps.Clone(cfg.Tokens)
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("filesink: new: %w", err)
@@ -272,20 +270,12 @@ func (s *Sink) Run(ctx context.Context) error {
 func (s *Sink) work(ctx context.Context) error {
 	s.setRunning(true)
 	defer s.setRunning(false)
-	if len(s.cfg.Tokens) > 0 {
-		s.recallTokens()
-		// so that tokens are among the first files; the next round logs failures
-		_, _, _ = s.fetchTokens(ctx, new(int))
-		var keeping sync.WaitGroup
-		defer keeping.Wait()
-		keeping.Go(func() { s.keepTokens(ctx) })
-	}
 	for failures := 0; ctx.Err() == nil; {
 		changed := s.cfg.Source.Changed()
-		wait := look
-		if _, err := s.Write(); err != nil {
+		_, wait, err, _ := s.round(ctx)
+		if err != nil {
 			failures++
-			wait = s.wait(renew.NewFailure(failures, err))
+			wait = min(wait, s.wait(renew.NewFailure(failures, err)))
 		} else {
 			failures = 0
 		}
@@ -321,27 +311,30 @@ func (s *Sink) wait(f renew.Failure) time.Duration {
 }
 
 // Write writes the current identity and bundles once, and reports whether anything in the directory changed. It works
-// without [Sink.Run], for programs that write once and exit, and alongside it. Without Run it also fetches the tokens,
+// without [Sink.Run], for programs that write once and exit, and alongside it. It also fetches the tokens that are due,
 // which takes up to 5 seconds. It fails if a source fails, the identity has expired, other users can write to the
 // directory, or a file cannot be written.
 func (s *Sink) Write() (changed bool, err error) {
-	s.writing.Lock()
-	idle := !s.running
-	s.writing.Unlock()
-	if idle && len(s.cfg.Tokens) > 0 {
-		if _, _, err := s.fetchTokens(context.Background(), new(int)); err != nil {
-			return false, fmt.Errorf("filesink: %w", err)
-		}
+	changed, _, err, tokens := s.round(context.Background())
+	if err == nil && tokens != nil {
+		err = fmt.Errorf("filesink: %w", tokens)
 	}
+	return changed, err
+}
+
+// round fetches the tokens that are due, and writes the files. wait is how long until tokens are due or a file may
+// need repair.
+func (s *Sink) round(ctx context.Context) (changed bool, wait time.Duration, err, tokens error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	defer s.release()
+	wait, tokens = s.fetchTokens(ctx)
 	svid, changed, err := s.write()
 	if err != nil {
 		err = fmt.Errorf("filesink: %w", err)
 	}
-	s.note(svid, changed, err)
-	return changed, err
+	s.note(ctx, svid, changed, err, tokens)
+	return changed, wait, err, tokens
 }
 
 // write is Write without the notification of readers; writing is held. It opens the directory first, so that problems
@@ -458,13 +451,14 @@ func (s *Sink) addMore(files map[string]fileset.File, snap *spiffe.Snapshot, svi
 		}
 	}
 	for name := range cfg.Tokens {
-		t := s.tokens.get(name)
+		t := s.tokens[name]
+		text := t.text
 		if !t.of(svid.ID().String()) { // a token of the previous identity must not stand beside this certificate
-			if t.text = ""; !cfg.Plain || t.subject == "" {
+			if text = ""; !cfg.Plain || t.subject == "" {
 				continue
 			}
 		}
-		if err := add("Config.Tokens", name, fileset.File{Data: []byte(t.text), Mode: cfg.KeyMode}); err != nil {
+		if err := add("Config.Tokens", name, fileset.File{Data: []byte(text), Mode: cfg.KeyMode}); err != nil {
 			return err
 		}
 	}
@@ -472,12 +466,12 @@ func (s *Sink) addMore(files map[string]fileset.File, snap *spiffe.Snapshot, svi
 }
 
 // note records the result of an attempt to write svid, logs it and notifies readers; writing is held.
-func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
+func (s *Sink) note(ctx context.Context, svid *spiffe.SVID, changed bool, err, tokens error) {
 	now := time.Now().Round(0)
 	s.mu.Lock()
 	st := &s.status
 	before := *st
-	st.Err = err
+	st.Err, st.tokens = err, tokens
 	if err == nil {
 		st.Ready, st.ID, st.NotAfter, st.Checked = true, svid.ID(), svid.NotAfter(), now
 		st.lifetime = svid.NotAfter().Sub(svid.Leaf().NotBefore)
@@ -490,7 +484,11 @@ func (s *Sink) note(svid *spiffe.SVID, changed bool, err error) {
 		s.news.Notify() // before readers see the state, so that the next notification means the next change
 	}
 	s.mu.Unlock()
-	ctx := context.Background()
+	if tokens != nil && before.tokens == nil && ctx.Err() == nil {
+		s.log.LogAttrs(ctx, slog.LevelWarn,
+			"filesink: not all JWT-SVIDs could be fetched, and their files stay as they are",
+			slog.String("folder", s.cfg.Dir), slog.Any("err", tokens))
+	}
 	switch {
 	case errors.Is(err, spiffe.ErrNotReady) && !before.Ready: // normal during a start
 		s.log.LogAttrs(ctx, slog.LevelDebug, "filesink: the source is not ready yet",
@@ -538,23 +536,12 @@ func (s *Sink) Report() report.Report {
 			st.NotAfter.UTC().Format(time.RFC3339), st.Err)
 	}
 	if len(s.cfg.Tokens) > 0 {
-		err := s.tokens.failed()
-		r.Upstreams = append(r.Upstreams, report.Upstream{Name: "JWT-SVIDs for files", OK: err == nil, Err: err})
+		r.Upstreams = append(r.Upstreams,
+			report.Upstream{Name: "JWT-SVIDs for files", OK: st.tokens == nil, Err: st.tokens})
 	}
 	if !st.ID.IsZero() {
 		r.Identities = []report.Identity{{Name: st.ID.String(), NotAfter: st.NotAfter, LastSuccess: st.LastWrite}}
 	}
-	r.Metrics = func(w io.Writer) error { return st.metrics().Write(w) }
-	return r
-}
-
-func (s *Sink) state() status {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.status
-}
-
-func (st *status) metrics() *metrics.Set {
 	m := new(metrics.Set)
 	gauge := func(name, help string, value float64, ok bool) {
 		m.Gauge("svidkit_filesink_"+name, help, func() (float64, bool) { return value, ok })
@@ -569,5 +556,12 @@ func (st *status) metrics() *metrics.Set {
 	at("write", "When the files were last written", st.LastWrite)
 	at("checked", "When the files were last found or put in order", st.Checked)
 	at("svid_end", "When the certificate in the files expires", st.NotAfter)
-	return m
+	r.Metrics = m.Write
+	return r
+}
+
+func (s *Sink) state() status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status
 }

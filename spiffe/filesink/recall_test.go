@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -73,107 +71,5 @@ func TestWhichTokensStay(t *testing.T) {
 			}
 			require.NoError(t, s.Close())
 		}
-	})
-}
-
-// A failure is forgotten with the next success: the report, and the waits, which begin anew.
-func TestTokensRecover(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex
-		down := errors.New("away")
-		var asked []time.Time
-		fresh := issue(10 * time.Minute)
-		var d diary
-		s := start(t, filesink.Config{
-			Logger: d.logger(), Source: spiffetest.NewCA(t, "example.org").Source("/web"), Dir: t.TempDir(), Tokens: map[string]string{"db.token": "db"},
-			TokenSource: tokenSource(func(ctx context.Context, audience ...string) (string, error) {
-				mu.Lock()
-				defer mu.Unlock()
-				asked = append(asked, time.Now())
-				if down != nil {
-					return "", down
-				}
-				return fresh(ctx, audience...)
-			}),
-		})
-		again := func() (waits []time.Duration) { // of an outage of half an hour, after the last success
-			set := func(err error) {
-				mu.Lock()
-				defer mu.Unlock()
-				down = err
-			}
-			synctest.Wait()
-			mu.Lock()
-			asked = asked[:0]
-			mu.Unlock()
-			set(errors.New("away"))
-			time.Sleep(30 * time.Minute)
-			synctest.Wait()
-			require.ErrorContains(t, s.Report().Upstreams[1].Err, "away")
-			mu.Lock()
-			for i, at := range asked[1:] {
-				waits = append(waits, at.Sub(asked[i]))
-			}
-			mu.Unlock()
-			set(nil)
-			time.Sleep(time.Minute)
-			synctest.Wait()
-			require.NoError(t, s.Report().Upstreams[1].Err)
-			return waits
-		}
-		again() // that of the start
-		for n := range 4 {
-			waits := again()
-			require.Greater(t, len(waits), 10)
-			assert.LessOrEqual(t, waits[0], 2100*time.Millisecond, "as short as ever")
-			assert.Equal(t, n+2, d.count("filesink: not all JWT-SVIDs could be fetched"), "each outage is told once")
-		}
-	})
-}
-
-// A sink that runs again has the tokens that it had, whatever lies in the folder.
-func TestTokensOfAnEarlierRun(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		src, dir := spiffetest.NewCA(t, "example.org").Source("/web"), t.TempDir()
-		var down atomic.Bool
-		fresh := issue(10 * time.Hour)
-		s := must.Get(filesink.New(filesink.Config{
-			Source: src, Dir: dir, Tokens: map[string]string{"db.token": "db"},
-			TokenSource: tokenSource(func(ctx context.Context, audience ...string) (string, error) {
-				if down.Load() {
-					return "", errors.New("away")
-				}
-				return fresh(ctx, audience...)
-			}),
-		}))(t)
-		run := func(f func()) {
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error, 1)
-			go func() { done <- s.Run(ctx) }()
-			synctest.Wait()
-			f()
-			cancel()
-			require.NoError(t, <-done)
-		}
-		path := filepath.Join(dir, "db.token")
-		read := func() string {
-			return string(must.Get(os.ReadFile(path))(t))
-		}
-		var own string
-		run(func() { own = read() })
-		real := must.Get(filepath.EvalSymlinks(path))(t)
-		time.Sleep(time.Second)
-		other := tokenFor(time.Now().Add(20*time.Hour), `"db"`)
-		require.NotEqual(t, own, other)
-		require.NoError(t, os.WriteFile(real, []byte(other), 0o600))
-		down.Store(true)
-		run(func() {
-			src.Renew()
-			synctest.Wait()
-			assert.Equal(t, own, read())
-		})
 	})
 }

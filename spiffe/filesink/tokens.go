@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"path/filepath"
@@ -20,28 +19,19 @@ import (
 // tokenWait bounds a round of fetches, so that files are written without tokens if the source of tokens hangs.
 const tokenWait = 5 * time.Second
 
-// tokens are the JWT-SVIDs for the files.
-type tokens struct {
-	mu     sync.Mutex
-	byName map[string]token
-	err    error // of the last round
-}
-
-// token is a fetched token.
+// token is the JWT-SVID for a file.
 type token struct {
-	text, subject          string
-	received, expires, due time.Time
+	text, subject     string
+	received, expires time.Time
+
+	asked    string    // the identity for which it was last asked
+	due      time.Time // when to ask again
+	failures int       // in a row
+	err      error     // of the last attempt
 }
 
 // of reports whether the token is for the identity id, or id is unknown.
-func (t token) of(id string) bool { return id == "" || t.subject == id }
-
-// get returns the token for a file; the zero token before the first fetch.
-func (t *tokens) get(name string) token {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.byName[name]
-}
+func (t *token) of(id string) bool { return id == "" || t.subject == id }
 
 // identity returns the ID of the source's identity, for which tokens are fetched; "" while there is none.
 func (s *Sink) identity() string {
@@ -49,100 +39,69 @@ func (s *Sink) identity() string {
 	if err != nil {
 		return ""
 	}
-	svid, err := snap.SVID()
-	if err != nil {
-		return ""
-	}
+	svid, _ := snap.SVID() // of a snapshot: never an error
 	return svid.ID().String()
 }
 
-// failed returns why the last round did not get all tokens.
-func (t *tokens) failed() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.err
-}
-
-// keepTokens fetches new tokens when half of their life is over, and writes them.
-func (s *Sink) keepTokens(ctx context.Context) {
-	for failures := 0; ctx.Err() == nil; {
-		changed := s.cfg.Source.Changed() // the identity may change
-		fetched, wait, err := s.fetchTokens(ctx, &failures)
-		if fetched {
-			_, _ = s.Write() // Write logs failures itself
-		}
-		if err != nil && failures == 1 && ctx.Err() == nil {
-			s.log.LogAttrs(ctx, slog.LevelWarn,
-				"filesink: not all JWT-SVIDs could be fetched, and their files stay as they are",
-				slog.String("folder", s.cfg.Dir), slog.Any("err", err), slog.Duration("retry_in", wait))
-		}
-		renew.Wait(ctx, wait, changed)
-	}
-}
-
-// fetchTokens fetches the tokens that are due. It reports whether there is a new one, and how long to wait. If a fetch
-// fails, the old token stays.
-func (s *Sink) fetchTokens(ctx context.Context, failures *int) (fetched bool, wait time.Duration, err error) {
+// fetchTokens fetches the tokens that are due: when half of their life is over, and when the identity has changed. It
+// returns how long to wait, and why not all tokens are as they should be. If a fetch fails, the old token stays.
+// writing is held.
+func (s *Sink) fetchTokens(ctx context.Context) (wait time.Duration, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, tokenWait,
 		fmt.Errorf("no answer in %v: %w", tokenWait, context.DeadlineExceeded))
 	defer cancel()
-	wait = look
-	type result struct {
-		token
-		err error
+	if s.tokens == nil {
+		s.recallTokens()
 	}
-	s.tokens.mu.Lock()
-	old, results := maps.Clone(s.tokens.byName), map[string]*result{}
-	s.tokens.mu.Unlock()
 	id := s.identity()
 	var fetching sync.WaitGroup
-	for name, audience := range s.cfg.Tokens {
-		if now := time.Now(); now.Before(old[name].due) && old[name].of(id) {
-			wait = min(wait, old[name].due.Sub(now))
-			continue
+	for name, t := range s.tokens {
+		if t.asked != id || !time.Now().Before(t.due) {
+			// all at once: a fetch that hangs does not delay the others
+			fetching.Go(func() { s.renew(ctx, t, id, s.cfg.Tokens[name]) })
 		}
-		r := new(result)
-		results[name] = r
-		// all at once: a fetch that hangs does not delay the others
-		fetching.Go(func() { r.token, r.err = s.fetchToken(ctx, id, audience) })
 	}
 	fetching.Wait()
-	s.tokens.mu.Lock()
-	defer s.tokens.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(results)) {
-		r, have := results[name], old[name]
-		if r.err != nil {
-			err = errors.Join(err, fmt.Errorf("JWT-SVID for %q: %w", s.cfg.Tokens[name], r.err))
-			again := patience.Wait(renew.NewFailure(*failures+1, r.err), have.expires.Sub(have.received),
-				time.Until(have.expires), rand.Float64())
-			wait = min(wait, max(again, time.Second))
-			continue
+	wait = look
+	for _, name := range slices.Sorted(maps.Keys(s.tokens)) {
+		t := s.tokens[name]
+		wait = min(wait, time.Until(t.due))
+		if t.err != nil {
+			err = errors.Join(err, fmt.Errorf("JWT-SVID for %q: %w", s.cfg.Tokens[name], t.err))
 		}
-		s.tokens.byName[name], fetched = r.token, true
-		wait = min(wait, time.Until(r.due))
 	}
-	if *failures++; err == nil {
-		*failures = 0
+	return max(wait, time.Second/10), err
+}
+
+// renew asks for a new token in the place of t.
+func (s *Sink) renew(ctx context.Context, t *token, id, audience string) {
+	next, err := s.fetchToken(ctx, id, audience)
+	if err == nil {
+		*t = next
+		return
 	}
-	s.tokens.err = err
-	return fetched, max(wait, time.Second/10), err
+	t.failures++
+	now := time.Now()
+	wait := patience.Wait(renew.NewFailure(t.failures, err), t.expires.Sub(t.received), t.expires.Sub(now),
+		rand.Float64())
+	t.asked, t.err, t.due = id, err, now.Add(max(wait, time.Second))
 }
 
 // recallTokens adopts the tokens that an earlier process left in the files, so that they stay until there are new
 // ones.
 func (s *Sink) recallTokens() {
-	s.tokens.mu.Lock()
-	defer s.tokens.mu.Unlock()
+	s.tokens = make(map[string]*token)
+	now := time.Now()
 	for name, audience := range s.cfg.Tokens {
+		t := new(token)
+		s.tokens[name] = t
 		data, err := files.Read(filepath.Join(s.cfg.Dir, name), jws.MaxSize)
-		if err != nil || s.tokens.byName[name].text != "" {
+		if err != nil {
 			continue
 		}
-		now := time.Now()
 		if claims, ok := jws.ReadClaims(string(data)); ok && slices.Equal(claims.Audience, []string{audience}) &&
 			now.Before(claims.Expires) {
-			s.tokens.byName[name] = token{text: string(data), subject: claims.Subject, received: now,
-				expires: claims.Expires}
+			*t = token{text: string(data), subject: claims.Subject, received: now, expires: claims.Expires}
 		}
 	}
 }
@@ -157,8 +116,8 @@ func (s *Sink) fetchToken(ctx context.Context, id, audience string) (token, erro
 	}
 	now := time.Now()
 	claims, ok := jws.ReadClaims(text)
-	got := token{text, claims.Subject, now, claims.Expires,
-		renew.RenewAt(now, now, claims.Expires, 0.5, 0.1, rand.Float64())}
+	got := token{text: text, subject: claims.Subject, received: now, expires: claims.Expires, asked: id,
+		due: renew.RenewAt(now, now, claims.Expires, 0.5, 0.1, rand.Float64())}
 	switch {
 	case !ok || !slices.Equal(claims.Audience, []string{audience}):
 		return token{}, fmt.Errorf("the source gave a token for %.256q", claims.Audience)

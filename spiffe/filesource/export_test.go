@@ -3,6 +3,7 @@ package filesource
 import (
 	"io/fs"
 	"testing"
+	"time"
 
 	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/internal/test/must"
@@ -26,5 +27,17 @@ func Taking(t testing.TB, cfg Config) (*Source, func(files map[string][]byte) er
 	}
 }
 
+// Status is the state of a Source.
+type Status struct {
+	Ready               bool
+	LastUpdate, Checked time.Time
+	Err                 error
+	Notes               []error
+}
+
 // Status returns the state of s.
-func (s *Source) Status() status { return s.status() }
+func (s *Source) Status() Status {
+	st := s.cur.Load()
+	checked, err := s.follower.Status()
+	return Status{st.ready, st.at, checked, err, st.notes}
+}

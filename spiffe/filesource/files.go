@@ -3,7 +3,6 @@ package filesource
 import (
 	"context"
 	"crypto"
-	"crypto/sha256"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -17,6 +16,7 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/files/delivery"
 	"github.com/svidkit/svidkit/internal/files/follow"
+	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -31,24 +31,16 @@ const (
 // files is the adopted content of the files. Only take uses it, and calls of take do not overlap.
 type files struct {
 	source *Source
-	pair   pair
-	of     []BundleFile                            // Config.Bundles, or what is in Config.Folder
-	parts  []part                                  // one for each of them
-	made   map[spiffe.TrustDomain][]*spiffe.Bundle // the parts of the bundles in force
-}
-
-// pair is an identity and the contents of its files.
-type pair struct {
-	svid *spiffe.SVID
-	sum  [sha256.Size]byte
+	svid   *spiffe.SVID // in force, or nil
+	of     []BundleFile // Config.Bundles, or what is in Config.Folder
+	parts  []part       // one for each of them
 }
 
 // part is the content of a bundle file.
 type part struct {
-	td      spiffe.TrustDomain
-	sum     [sha256.Size]byte
 	bundles []*spiffe.Bundle
-	read    bool // the file was read; it may be an empty map
+	notes   []error // why entries were skipped
+	read    bool    // the file was read; it may be an empty map
 }
 
 // take adopts the good parts of the files, and returns why the rest is refused.
@@ -63,8 +55,8 @@ func (f *files) take(ctx context.Context, read follow.Files) error {
 	if err != nil {
 		refused = append(refused, err)
 	}
-	td := f.trustDomain(next.svid)
-	stranger := next.svid != nil && next.svid.ID().TrustDomain() != td // judge refuses it
+	td := f.trustDomain(next)
+	stranger := next != nil && next.ID().TrustDomain() != td // judge refuses it
 	for i, b := range f.of {
 		if stranger && b.Format != Map && b.TrustDomain.IsZero() {
 			continue // the bundles beside it may be for its trust domain
@@ -78,11 +70,11 @@ func (f *files) take(ctx context.Context, read follow.Files) error {
 	if err != nil {
 		refused = append(refused, err)
 	}
-	if next.svid != nil && next != f.pair {
-		if err := f.judge(next.svid, bundles, now); err != nil {
+	if next != nil && next != f.svid {
+		if err := f.judge(next, bundles, now); err != nil {
 			refused = append(refused, fmt.Errorf("filesource: %s: %w", s.cfg.CertFile, err))
 		} else {
-			f.pair = next
+			f.svid = next
 		}
 	}
 	notes = append(notes, f.doubts(bundles, now)...)
@@ -146,31 +138,27 @@ func open(read follow.Files, path string) ([]byte, error) {
 	return file.Data, nil
 }
 
-// readPair returns the identity in the files. There is none on error, or if the source is configured without one.
-func (f *files) readPair(read follow.Files) (pair, error) {
+// readPair returns the identity in the files: the one in force if the certificates are the same, and nil on error or
+// if the source is configured without one.
+func (f *files) readPair(read follow.Files) (*spiffe.SVID, error) {
 	s := f.source
 	if s.keyFile == "" {
-		return pair{}, nil
+		return nil, nil
 	}
 	certs, err := open(read, s.cfg.CertFile)
 	if err != nil {
-		return pair{}, err
+		return nil, err
 	}
 	key, err := open(read, s.keyFile)
 	if err != nil {
-		return pair{}, err
+		return nil, err
 	}
-	h := sha256.New()
-	for _, data := range [][]byte{certs, key} {
-		sum := sha256.Sum256(data)
-		h.Write(sum[:])
+	next, err := spiffe.ParseSVIDPEM(certs, key)
+	if err != nil {
+		return nil, fmt.Errorf("filesource: %s and %s: %w", s.cfg.CertFile, s.keyFile, err)
 	}
-	next := pair{sum: [sha256.Size]byte(h.Sum(nil))}
-	if next.sum == f.pair.sum {
-		return f.pair, nil
-	}
-	if next.svid, err = spiffe.ParseSVIDPEM(certs, key); err != nil {
-		return pair{}, fmt.Errorf("filesource: %s and %s: %w", s.cfg.CertFile, s.keyFile, err)
+	if f.svid != nil && slices.EqualFunc(next.Chain(), f.svid.Chain(), (*x509.Certificate).Equal) {
+		return f.svid, nil
 	}
 	return next, nil
 }
@@ -180,8 +168,8 @@ func (f *files) trustDomain(offered *spiffe.SVID) spiffe.TrustDomain {
 	switch {
 	case !f.source.cfg.ID.IsZero():
 		return f.source.cfg.ID.TrustDomain()
-	case f.pair.svid != nil:
-		return f.pair.svid.ID().TrustDomain()
+	case f.svid != nil:
+		return f.svid.ID().TrustDomain()
 	case offered != nil:
 		return offered.ID().TrustDomain()
 	}
@@ -194,19 +182,19 @@ func (f *files) readPart(p *part, b BundleFile, td spiffe.TrustDomain, read foll
 	if err != nil {
 		return err
 	}
-	next := part{td: b.TrustDomain, sum: sha256.Sum256(data), read: true}
-	if b.Format != Map && next.td.IsZero() {
-		if next.td = td; td.IsZero() {
-			return fmt.Errorf("filesource: %s waits for the certificate, which says the trust domain", b.Path)
-		}
+	if !b.TrustDomain.IsZero() {
+		td = b.TrustDomain
+	} else if b.Format != Map && td.IsZero() {
+		return fmt.Errorf("filesource: %s waits for the certificate, which says the trust domain", b.Path)
 	}
-	if p.read && p.td == next.td && p.sum == next.sum {
-		return nil
-	}
-	if next.bundles, err = parse(b.Format, next.td, data); err != nil {
+	next := part{read: true}
+	if next.bundles, err = parse(b.Format, td, data); err != nil {
 		return fmt.Errorf("filesource: %s: %w", b.Path, err)
 	}
 	for i, n := range next.bundles {
+		for _, err := range n.Skipped() {
+			next.notes = append(next.notes, fmt.Errorf("filesource: %s: skipped: %w", b.Path, err))
+		}
 		for _, o := range p.bundles {
 			switch {
 			case o.TrustDomain() != n.TrustDomain():
@@ -248,37 +236,26 @@ func parse(format Format, td spiffe.TrustDomain, data []byte) ([]*spiffe.Bundle,
 func (f *files) bundles(old *spiffe.BundleSet) (*spiffe.BundleSet, []error, error) {
 	parts := map[spiffe.TrustDomain][]*spiffe.Bundle{}
 	var notes, refused []error
-	for i, p := range f.parts {
+	for _, p := range f.parts {
 		for _, b := range p.bundles {
 			parts[b.TrustDomain()] = append(parts[b.TrustDomain()], b)
-			for _, err := range b.Skipped() {
-				if len(notes) < maxNotes {
-					notes = append(notes, fmt.Errorf("filesource: %s: skipped: %w", f.of[i].Path, err))
-				}
-			}
 		}
+		notes = append(notes, p.notes[:min(len(p.notes), maxNotes-len(notes))]...)
 	}
-	all, made := make([]*spiffe.Bundle, 0, len(parts)), maps.Clone(parts)
+	all := make([]*spiffe.Bundle, 0, len(parts))
 	for td, list := range parts {
-		was, err := old.Bundle(td)
+		was, _ := old.Bundle(td) // nil if there is none
+		b, err := merge(list)
 		if err != nil {
-			was = nil
+			refused = append(refused, fmt.Errorf("filesource: the files for %q do not go together: %w", td, err))
 		}
-		b := was
-		if was == nil || !slices.Equal(f.made[td], list) {
-			if b, err = merge(list); err != nil {
-				refused = append(refused, fmt.Errorf("filesource: the files for %q do not go together: %w", td, err))
-				delete(made, td)
-				if b = was; b == nil {
-					continue
-				}
-			} else if b.Equal(was) {
-				b = was
-			}
+		if err != nil || b.Equal(was) {
+			b = was
 		}
-		all = append(all, b)
+		if b != nil {
+			all = append(all, b)
+		}
 	}
-	f.made = made
 	set, _ := spiffe.NewBundleSet(all...) // fails only for a nil or duplicate bundle
 	if set.Equal(old) {
 		set = old
@@ -315,7 +292,7 @@ func merge(list []*spiffe.Bundle) (*spiffe.Bundle, error) {
 
 // judge returns why svid must not replace the identity in force.
 func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Time) error {
-	want, have := f.source.cfg.ID, f.pair.svid
+	want, have := f.source.cfg.ID, f.svid
 	td := f.trustDomain(svid)
 	switch {
 	case !want.IsZero() && svid.ID() != want:
@@ -327,19 +304,12 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 	if err := certchain.InTime(svid.Leaf(), now); err != nil {
 		return fmt.Errorf("%q: %w", svid.ID(), err)
 	}
-	server, client := certchain.Roles(svid.Chain())
-	if !server && !client {
-		return fmt.Errorf("the extended key usages of %q permit neither a server nor a client", svid.ID())
-	}
-	if have != nil && now.Before(have.NotAfter()) {
-		if s, c := certchain.Roles(have.Chain()); s && !server || c && !client {
-			return fmt.Errorf("the extended key usages of the new certificate of %q permit less than those of "+
-				"the certificate in force", svid.ID())
-		}
+	if _, err := sourcereport.Usages(svid, have); err != nil {
+		return err
 	}
 	bundle, err := bundles.Bundle(td)
 	if err == nil {
-		return verify(svid, bundle, now)
+		return sourcereport.Refused(svid, bundle, now)
 	}
 	if f.source.cfg.Folder != "" {
 		return fmt.Errorf("there is no %s with the authorities that %q is verified by",
@@ -357,37 +327,22 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 	return nil
 }
 
-// verify returns why peers with bundle would refuse svid at time at.
-func verify(svid *spiffe.SVID, bundle *spiffe.Bundle, at time.Time) error {
-	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(svid.ID()),
-		&spiffe.VerifierOptions{Now: func() time.Time { return at }, Remember: -1})
-	if err == nil {
-		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
-	}
-	return err
-}
-
 // doubts returns why peers refuse the identity in force, now or later.
 func (f *files) doubts(bundles *spiffe.BundleSet, now time.Time) []error {
-	svid := f.pair.svid
+	svid := f.svid
 	if svid == nil {
 		return nil
 	}
 	var notes []error
 	if bundle, err := bundles.Bundle(svid.ID().TrustDomain()); err == nil {
-		err := verify(svid, bundle, now)
+		err := sourcereport.Refused(svid, bundle, now)
 		// the Report has NotAfter
 		if e, ok := errors.AsType[x509.CertificateInvalidError](err); err != nil && !(ok && e.Reason == x509.Expired) {
 			notes = append(notes, fmt.Errorf("filesource: peers will refuse %q: %w", svid.ID(), err))
 		}
 	}
-	if server, client := certchain.Roles(svid.Chain()); !server || !client {
-		side := "server"
-		if client {
-			side = "client"
-		}
-		notes = append(notes,
-			fmt.Errorf("filesource: the extended key usages of %q permit a %s only", svid.ID(), side))
+	if note, _ := sourcereport.Usages(svid, nil); note != nil {
+		notes = append(notes, fmt.Errorf("filesource: %w", note))
 	}
 	return notes
 }
@@ -395,16 +350,15 @@ func (f *files) doubts(bundles *spiffe.BundleSet, now time.Time) []error {
 // publish makes the adopted state visible to readers.
 func (f *files) publish(ctx context.Context, old *state, bundles *spiffe.BundleSet, notes []error) {
 	s := f.source
-	next := &state{snap: old.snap, bundles: bundles, updates: old.updates, at: old.at, notes: notes}
-	if svid := f.pair.svid; svid != nil &&
-		(old.snap == nil || old.snap.Bundles() != bundles || identity(old.snap) != svid) {
-		next.snap = spiffe.NewSnapshot(svid, bundles)
+	next := &state{snap: old.snap, bundles: bundles, at: old.at, notes: notes}
+	if f.svid != nil && (old.svid() != f.svid || old.bundles != bundles) {
+		next.snap = spiffe.NewSnapshot(f.svid, bundles)
 	}
 	next.ready = (next.snap != nil || s.keyFile == "") &&
 		!slices.ContainsFunc(f.parts, func(p part) bool { return !p.read })
 	changed := next.snap != old.snap || bundles != old.bundles
 	if changed {
-		next.updates, next.at = old.updates+1, time.Now().Round(0)
+		next.at = time.Now().Round(0)
 	}
 	s.cur.Store(next)
 	if changed || next.ready != old.ready {
@@ -412,7 +366,7 @@ func (f *files) publish(ctx context.Context, old *state, bundles *spiffe.BundleS
 	}
 	if changed {
 		attrs := []slog.Attr{slog.Int("trust_domains", bundles.Len())}
-		if svid := f.pair.svid; svid != nil {
+		if svid := f.svid; svid != nil {
 			attrs = append(attrs, slog.String("id", svid.ID().String()), slog.Time("not_after", svid.NotAfter()))
 		}
 		s.log.LogAttrs(ctx, slog.LevelInfo, "filesource: update", attrs...)
@@ -422,9 +376,4 @@ func (f *files) publish(ctx context.Context, old *state, bundles *spiffe.BundleS
 			s.log.LogAttrs(ctx, slog.LevelWarn, "filesource: needs attention", slog.Any("err", note))
 		}
 	}
-}
-
-func identity(snap *spiffe.Snapshot) *spiffe.SVID {
-	svid, _ := snap.SVID() // of a snapshot: never an error
-	return svid
 }

@@ -65,7 +65,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -172,9 +171,17 @@ type state struct {
 	snap    *spiffe.Snapshot // nil if there is no identity
 	bundles *spiffe.BundleSet
 	ready   bool
-	updates uint64
 	at      time.Time // when the last update was
 	notes   []error
+}
+
+// svid returns the identity, or nil.
+func (st *state) svid() *spiffe.SVID {
+	if st.snap == nil {
+		return nil
+	}
+	svid, _ := st.snap.SVID() // of a snapshot: never an error
+	return svid
 }
 
 // New checks cfg and returns a Source. It starts no goroutine and opens no file.
@@ -343,7 +350,8 @@ func (s *Source) Changed() <-chan struct{} { return s.news.Changed() }
 // problems are about the current state: skipped entries of bundles, and an identity that peers will refuse. The names
 // of the metrics begin with svidkit_filesource.
 func (s *Source) Report() report.Report {
-	st := s.status()
+	st := s.cur.Load()
+	checked, err := s.follower.Status()
 	var identity spiffe.SVIDSource
 	if s.cfg.CertFile != "" {
 		identity = s
@@ -353,41 +361,12 @@ func (s *Source) Report() report.Report {
 		bundles = s
 	}
 	r := sourcereport.Of(identity, bundles, "files")
-	if identity == nil && !st.Ready {
+	if identity == nil && !st.ready {
 		r.NotReady = s.notReady()
 	}
-	r.Upstreams = []report.Upstream{{Name: cmp.Or(s.cfg.Folder, s.cfg.CertFile, "files"), LastSuccess: st.Checked,
-		Err: st.Err}}
-	r.Problems = st.Notes
-	r.Metrics = func(w io.Writer) error { return st.metrics().Write(w) }
-	return r
-}
-
-// status is the state of a [Source] at one moment.
-type status struct {
-	Ready        bool
-	NotAfter     time.Time // of the identity in force; zero if there is none
-	TrustDomains int       // how many have a bundle
-	Updates      uint64    // how often a change in the files was adopted
-	LastUpdate   time.Time // when a change was last adopted
-	Checked      time.Time // when all files were last found in order
-	Err          error     // why part of them was refused since, or nil
-	Notes        []error
-}
-
-func (s *Source) status() status {
-	st := s.cur.Load()
-	out := status{Ready: st.ready, TrustDomains: st.bundles.Len(), Updates: st.updates, LastUpdate: st.at,
-		Notes: slices.Clone(st.notes)}
-	out.Checked, out.Err = s.follower.Status()
-	if st.snap != nil {
-		svid, _ := st.snap.SVID() // of a snapshot: never an error
-		out.NotAfter = svid.NotAfter()
-	}
-	return out
-}
-
-func (st *status) metrics() *metrics.Set {
+	r.Upstreams = []report.Upstream{{Name: cmp.Or(s.cfg.Folder, s.cfg.CertFile, "files"), LastSuccess: checked,
+		Err: err}}
+	r.Problems = slices.Clone(st.notes)
 	m := new(metrics.Set)
 	gauge := func(name, help string, value float64, ok bool) {
 		m.Gauge("svidkit_filesource_"+name, help, func() (float64, bool) { return value, ok })
@@ -395,19 +374,22 @@ func (st *status) metrics() *metrics.Set {
 	at := func(name, help string, t time.Time) {
 		gauge(name+"_timestamp_seconds", help+", in seconds since 1970.", metrics.Seconds(t), !t.IsZero())
 	}
-	gauge("ready", "Whether there is all that the source is configured for.", metrics.Bool(st.Ready), true)
-	gauge("in_order", "Whether all files were in order when they were read last.", metrics.Bool(st.Err == nil), true)
-	at("checked", "When all files were last found in order", st.Checked)
-	at("update", "When something was last taken over from the files", st.LastUpdate)
-	at("svid_end", "When the certificate of the identity expires", st.NotAfter)
-	gauge("trust_domains", "The number of trust domains with a bundle.", float64(st.TrustDomains), true)
-	return m
+	gauge("ready", "Whether there is all that the source is configured for.", metrics.Bool(st.ready), true)
+	gauge("in_order", "Whether all files were in order when they were read last.", metrics.Bool(err == nil), true)
+	at("checked", "When all files were last found in order", checked)
+	at("update", "When something was last taken over from the files", st.at)
+	if svid := st.svid(); svid != nil {
+		at("svid_end", "When the certificate of the identity expires", svid.NotAfter())
+	}
+	gauge("trust_domains", "The number of trust domains with a bundle.", float64(st.bundles.Len()), true)
+	r.Metrics = m.Write
+	return r
 }
 
 // open opens a file. It refuses a file that another user made or can change, and a key file that another user can
 // read.
 func (s *Source) open(path string) (*os.File, error) {
-	o := private.Options{Owners: s.cfg.Owners, OwnersOption: "Config.Owners", WritableOption: "Config.AllowWritable"}
+	o := private.Options{Owners: s.cfg.Owners}
 	if !s.strict {
 		o.Warn = func(err error) {
 			if text := err.Error(); !s.warned[text] {
@@ -416,5 +398,9 @@ func (s *Source) open(path string) (*os.File, error) {
 			}
 		}
 	}
-	return private.OpenGiven(path, path == s.keyFile, s.cfg.Refuse, o)
+	file, err := private.OpenGiven(path, path == s.keyFile, s.cfg.Refuse, o)
+	if errors.Is(err, private.ErrUnsafe) {
+		err = fmt.Errorf("%w; or see Config.Owners and Config.AllowWritable", err)
+	}
+	return file, err
 }

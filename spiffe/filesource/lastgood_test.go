@@ -1,11 +1,8 @@
 package filesource_test
 
 import (
-	"crypto/x509"
 	"path/filepath"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -62,46 +59,5 @@ func TestLastGoodIsOfItsFile(t *testing.T) {
 				require.NoError(t, take(with(after)), "and it is mended")
 			}
 		}
-	}
-}
-
-// A certificate that may less than the one in force is refused as long as that is valid, to the last second, and taken then.
-func TestNarrowerCertificate(t *testing.T) {
-	t.Parallel()
-	usages := func(all ...x509.ExtKeyUsage) func(*x509.Certificate) {
-		return func(c *x509.Certificate) { c.ExtKeyUsage = all }
-	}
-	const server, client = x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth
-	for _, c := range []struct{ have, next []x509.ExtKeyUsage }{
-		{[]x509.ExtKeyUsage{server, client}, []x509.ExtKeyUsage{server}},
-		{[]x509.ExtKeyUsage{server, client}, []x509.ExtKeyUsage{client}},
-		{[]x509.ExtKeyUsage{server}, []x509.ExtKeyUsage{client}},
-		{[]x509.ExtKeyUsage{client}, []x509.ExtKeyUsage{server}},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			ca := newCA(t)
-			cfg := layout("/run")
-			s, take := filesource.Taking(t, cfg)
-			put := func(svid *spiffe.SVID) error {
-				files := secret(t, svid, ca.Bundle())
-				return take(map[string][]byte{cfg.CertFile: files["tls.crt"], cfg.KeyFile: files["tls.key"], cfg.Bundles[0].Path: files["ca.crt"]})
-			}
-			short := func(c *x509.Certificate) { c.NotAfter = time.Now().Add(10 * time.Minute) }
-			have := ca.SVID("/web", usages(c.have...), short)
-			require.NoError(t, put(have))
-			next := ca.SVID("/web", usages(c.next...), func(c *x509.Certificate) { c.NotAfter = time.Now().Add(time.Hour) })
-			require.ErrorContains(t, put(next), "permit less than those of the certificate in force")
-			require.Equal(t, number(have), serial(t, s))
-			wider := ca.SVID("/web", usages(server, client), short)
-			require.NoError(t, put(wider), "more is no harm")
-			require.Equal(t, number(wider), serial(t, s))
-
-			time.Sleep(10*time.Minute - time.Nanosecond)
-			require.Error(t, put(next))
-			require.Equal(t, number(wider), serial(t, s))
-			time.Sleep(time.Nanosecond)
-			require.NoError(t, put(next), "there is nothing to lose")
-			require.Equal(t, number(next), serial(t, s))
-		})
 	}
 }

@@ -1,6 +1,7 @@
 package gospiffe
 
 import (
+	"cmp"
 	"crypto"
 	"crypto/x509"
 	"errors"
@@ -61,7 +62,7 @@ func FromBundleSource(src spiffebundle.Source) spiffe.BundleSource {
 	return fromBundles(func(td spiffeid.TrustDomain) (*spiffebundle.Bundle, spiffeid.TrustDomain, error) {
 		b, err := src.GetBundleForTrustDomain(td)
 		if err != nil || b == nil {
-			return nil, td, missing(err)
+			return nil, td, cmp.Or(err, errNone)
 		}
 		return b.Clone(), b.TrustDomain(), nil
 	}, (*spiffebundle.Bundle).Equal, fromBundle)
@@ -76,7 +77,7 @@ func FromX509BundleSource(src x509bundle.Source) spiffe.BundleSource {
 	return fromBundles(func(td spiffeid.TrustDomain) ([]*x509.Certificate, spiffeid.TrustDomain, error) {
 		b, err := src.GetX509BundleForTrustDomain(td)
 		if err != nil || b == nil {
-			return nil, td, missing(err)
+			return nil, td, cmp.Or(err, errNone)
 		}
 		return b.X509Authorities(), b.TrustDomain(), nil
 	}, func(a, b []*x509.Certificate) bool {
@@ -95,7 +96,7 @@ func FromJWTBundleSource(src jwtbundle.Source) spiffe.BundleSource {
 	return fromBundles(func(td spiffeid.TrustDomain) (map[string]crypto.PublicKey, spiffeid.TrustDomain, error) {
 		b, err := src.GetJWTBundleForTrustDomain(td)
 		if err != nil || b == nil {
-			return nil, td, missing(err)
+			return nil, td, cmp.Or(err, errNone)
 		}
 		return b.JWTAuthorities(), b.TrustDomain(), nil
 	}, func(a, b map[string]crypto.PublicKey) bool {
@@ -108,21 +109,8 @@ func FromJWTBundleSource(src jwtbundle.Source) spiffe.BundleSource {
 	})
 }
 
-// missing returns the error of a source without a bundle. A closed source could not say whether there is one;
-// go-spiffe distinguishes the two only by their text.
-func missing(err error) error {
-	switch {
-	case err == nil:
-		return errors.New("the source returned no bundle, and no error")
-	case strings.HasSuffix(err.Error(), "source is closed"):
-		return closedError{err}
-	}
-	return err
-}
-
-type closedError struct{ error }
-
-func (e closedError) Unwrap() error { return e.error }
+// errNone is the error of a source that returns no bundle and no error.
+var errNone = errors.New("the source returned no bundle, and no error")
 
 // fromBundles returns a source of the bundles from get, which returns a copy of the contents and the trust domain
 // that they claim. make is called when the contents differ from the last call's.
@@ -134,7 +122,7 @@ func fromBundles[C any](get func(spiffeid.TrustDomain) (C, spiffeid.TrustDomain,
 		bundle *spiffe.Bundle
 		err    error
 	}
-	var mu sync.RWMutex
+	var mu sync.Mutex
 	known := map[spiffe.TrustDomain]*converted{}
 	return bundleSource(func(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 		theirs, err := toTrustDomain(td)
@@ -142,34 +130,24 @@ func fromBundles[C any](get func(spiffeid.TrustDomain) (C, spiffeid.TrustDomain,
 			return nil, fmt.Errorf("%w: %w", err, spiffe.ErrUnknownTrustDomain)
 		}
 		from, of, err := get(theirs)
-		mu.RLock()
-		last := known[td]
-		mu.RUnlock()
+		mu.Lock()
+		defer mu.Unlock()
 		switch {
+		case err != nil && strings.HasSuffix(err.Error(), "source is closed"): // go-spiffe says it by its text alone
+			return nil, errorf("trust domain %q: %w", td, err)
 		case err != nil:
-			if last != nil {
-				mu.Lock()
-				delete(known, td)
-				mu.Unlock()
-			}
-			if _, closed := err.(closedError); closed {
-				return nil, errorf("trust domain %q: %w", td, err)
-			}
+			delete(known, td)
 			return nil, errorf("trust domain %q: %w: %w", td, spiffe.ErrUnknownTrustDomain, err)
 		case of != theirs:
 			return nil, errorf("trust domain %q: %w: the source returned the bundle of %q",
 				td, spiffe.ErrUnknownTrustDomain, of)
-		case last != nil && same(from, last.from):
-			return last.bundle, last.err
 		}
-		c := &converted{from: from}
-		c.bundle, c.err = make(td, from)
-		mu.Lock()
-		defer mu.Unlock()
-		if now := known[td]; now != nil && now != last && same(from, now.from) { // another reader was faster
-			return now.bundle, now.err
+		c := known[td]
+		if c == nil || !same(from, c.from) {
+			c = &converted{from: from}
+			c.bundle, c.err = make(td, from)
+			known[td] = c
 		}
-		known[td] = c
 		return c.bundle, c.err
 	})
 }

@@ -152,10 +152,8 @@ func TestFromBundleSources(t *testing.T) {
 			gospiffe.FromX509BundleSource(s), func() {}, func() {}, func() {}, nil,
 		},
 	} {
-		first, err := c.src.Bundle(td)
-		require.NoError(t, err, name)
-		again, err := c.src.Bundle(td)
-		require.NoError(t, err, name)
+		first := must.Get(c.src.Bundle(td))(t, name)
+		again := must.Get(c.src.Bundle(td))(t, name)
 		assert.Same(t, first, again, name)
 		if c.count == nil {
 			continue
@@ -166,15 +164,14 @@ func TestFromBundleSources(t *testing.T) {
 			n      int
 		}{{c.add, 2}, {c.remove, 1}} {
 			want.change()
-			b, err := c.src.Bundle(td)
-			require.NoError(t, err, name)
+			b := must.Get(c.src.Bundle(td))(t, name)
 			assert.NotSame(t, again, b, name)
 			assert.Equal(t, want.n, c.count(b), name)
 			again = b
 		}
 		assert.Equal(t, 1, c.count(first), "%s: what was handed out does not change", name)
 		c.forget()
-		_, err = c.src.Bundle(td)
+		_, err := c.src.Bundle(td)
 		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain, name)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"testing"
 
-	theirjwt "github.com/spiffe/go-spiffe/v2/svid/jwtsvid"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -25,9 +24,6 @@ func reads(t testing.TB) []struct {
 	toSVIDs, fromSVIDs := gospiffe.ToSVIDSource(svid), gospiffe.FromSVIDSource(theirSVID)
 	to, from := gospiffe.ToBundleSource(full), gospiffe.FromBundleSource(theirs)
 	fromX509, fromJWT := gospiffe.FromX509BundleSource(theirs.X509Bundle()), gospiffe.FromJWTBundleSource(theirs.JWTBundle())
-	token := issue(t, ca.TrustDomain(), "db")
-	tokens := gospiffe.ToTokenSource(fixed(token))
-	params := theirjwt.Params{Audience: "db"}
 	return []struct {
 		name        string
 		allocations float64
@@ -56,9 +52,6 @@ func reads(t testing.TB) []struct {
 		{"ToBundleSource, X.509", 2, func() error { _, err := to.GetX509BundleForTrustDomain(theirTD); return err }, nil},
 		{"ToBundleSource, JWT", 3, func() error { _, err := to.GetJWTBundleForTrustDomain(theirTD); return err }, nil},
 		{"ToBundleSource, both", 10, func() error { _, err := to.GetBundleForTrustDomain(theirTD); return err }, nil},
-		// The SVID, its audience and its map of claims, which are the reader's own.
-		{"ToTokenSource", 6, func() error { _, err := tokens.FetchJWTSVID(context.Background(), params); return err },
-			func() error { _, err := theirjwt.ParseInsecure(token, []string{"db"}); return err }},
 	}
 }
 

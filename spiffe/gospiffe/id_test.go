@@ -19,18 +19,14 @@ func TestIDs(t *testing.T) {
 	long := "spiffe://example.org/" + strings.Repeat("a", 2048-len("spiffe://example.org/"))
 	for _, s := range []string{"spiffe://example.org", "spiffe://example.org/web", "spiffe://1.2.3.4/A/b-c_d.e", "spiffe://a..b/x", long} {
 		theirs := spiffeid.RequireFromString(s)
-		ours, err := gospiffe.FromID(theirs)
-		require.NoError(t, err, s)
+		ours := must.Get(gospiffe.FromID(theirs))(t, s)
 		assert.Equal(t, s, ours.String())
-		back, err := gospiffe.ToID(ours)
-		require.NoError(t, err, s)
+		back := must.Get(gospiffe.ToID(ours))(t, s)
 		assert.Equal(t, theirs, back)
 
-		td, err := gospiffe.FromTrustDomain(theirs.TrustDomain())
-		require.NoError(t, err, s)
+		td := must.Get(gospiffe.FromTrustDomain(theirs.TrustDomain()))(t, s)
 		assert.Equal(t, ours.TrustDomain(), td)
-		domain, err := gospiffe.ToTrustDomain(td)
-		require.NoError(t, err, s)
+		domain := must.Get(gospiffe.ToTrustDomain(td))(t, s)
 		assert.Equal(t, theirs.TrustDomain(), domain)
 	}
 }

@@ -4,7 +4,7 @@ import (
 	"crypto"
 	"reflect"
 	"slices"
-	"sync/atomic"
+	"sync"
 
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 
@@ -53,7 +53,8 @@ func FromSVIDSource(src x509svid.Source) spiffe.SVIDSource {
 		svid *spiffe.SVID
 		err  error
 	}
-	var last atomic.Pointer[converted]
+	var mu sync.Mutex
+	var last *converted
 	return svidSource(func() (*spiffe.SVID, error) {
 		theirs, err := src.GetX509SVID()
 		if err != nil {
@@ -62,18 +63,13 @@ func FromSVIDSource(src x509svid.Source) spiffe.SVIDSource {
 		if theirs == nil {
 			return nil, errorf("SVID: the source returned none, and no error")
 		}
-		l := last.Load()
-		if l != nil && same(theirs, &l.from) {
-			return l.svid, l.err
+		mu.Lock()
+		defer mu.Unlock()
+		if last == nil || !same(theirs, &last.from) {
+			last = &converted{from: shallow(theirs)}
+			last.svid, last.err = fromSVID(&last.from)
 		}
-		c := &converted{from: shallow(theirs)}
-		c.svid, c.err = fromSVID(&c.from)
-		if !last.CompareAndSwap(l, c) {
-			if l = last.Load(); same(&c.from, &l.from) { // another reader was faster
-				c = l
-			}
-		}
-		return c.svid, c.err
+		return last.svid, last.err
 	})
 }
 
@@ -89,26 +85,23 @@ func ToSVIDSource(src spiffe.SVIDSource) x509svid.Source {
 		svid *x509svid.SVID
 		copy x509svid.SVID // of *svid, which readers may change
 	}
-	var last atomic.Pointer[converted]
+	var mu sync.Mutex
+	last := new(converted)
 	return x509Source(func() (*x509svid.SVID, error) {
 		ours, err := src.SVID()
 		if err != nil {
 			return nil, errorf("SVID: %w", err)
 		}
-		l := last.Load()
-		if l != nil && l.from == ours && same(l.svid, &l.copy) {
-			return l.svid, nil
-		}
-		theirs, err := toSVID(ours)
-		if err != nil {
-			return nil, err
-		}
-		if !last.CompareAndSwap(l, &converted{ours, theirs, shallow(theirs)}) {
-			if l = last.Load(); l.from == ours && same(l.svid, &l.copy) { // another reader was faster
-				return l.svid, nil
+		mu.Lock()
+		defer mu.Unlock()
+		if last.svid == nil || last.from != ours || !same(last.svid, &last.copy) {
+			theirs, err := toSVID(ours)
+			if err != nil {
+				return nil, err
 			}
+			last = &converted{ours, theirs, shallow(theirs)}
 		}
-		return theirs, nil
+		return last.svid, nil
 	})
 }
 

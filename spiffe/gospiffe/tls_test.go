@@ -269,8 +269,7 @@ func TestPeers(t *testing.T) {
 	}
 	for name, side := range sides {
 		addr, _ := serve(t, side(t, s, web, true))
-		state, err := call(addr, side(t, s, web, false))
-		require.NoError(t, err, name)
+		state := must.Get(call(addr, side(t, s, web, false)))(t, name)
 		for _, over := range []bool{false, true} {
 			peer, err := prove(s.ours, s.ours, web, *state)
 			if over {
@@ -282,7 +281,7 @@ func TestPeers(t *testing.T) {
 			id := must.Get(theirtls.PeerIDFromConnectionState(*state))(t)
 			assert.Equal(t, id, theirs)
 		}
-		_, err = prove(s.ours, s.ours, spiffe.MustParseID("spiffe://example.org/stranger"), *state)
+		_, err := prove(s.ours, s.ours, spiffe.MustParseID("spiffe://example.org/stranger"), *state)
 		assert.ErrorIs(t, err, spiffe.ErrDenied, name)
 	}
 }
@@ -314,19 +313,15 @@ func TestTokensOfWorkloadAPI(t *testing.T) {
 		},
 	}
 	for name, f := range fetch {
-		token, err := f()
-		require.NoError(t, err, name)
+		token := must.Get(f())(t, name)
 		for _, bundles := range []spiffe.BundleSource{s.ours, gospiffe.FromJWTBundleSource(s.tokens)} {
 			v := must.Get(jwtsvid.NewValidator(bundles, []string{"db"}, nil))(t)
-			verified, err := v.Validate(token)
-			require.NoError(t, err, name)
+			verified := must.Get(v.Validate(token))(t, name)
 			assert.Equal(t, "spiffe://example.org/web", verified.ID().String())
 		}
-		svid, err := theirjwt.ParseAndValidate(token, gospiffe.ToBundleSource(s.ours), []string{"db"})
-		require.NoError(t, err, name)
+		svid := must.Get(theirjwt.ParseAndValidate(token, gospiffe.ToBundleSource(s.ours), []string{"db"}))(t, name)
 		assert.Equal(t, "spiffe://example.org/web", svid.ID.String())
-		_, err = theirjwt.ParseAndValidate(token, s.tokens, []string{"db"})
-		require.NoError(t, err, name)
+		must.Get(theirjwt.ParseAndValidate(token, s.tokens, []string{"db"}))(t, name)
 	}
 }
 
@@ -336,16 +331,14 @@ func TestClosed(t *testing.T) {
 	ctx := timeout(t)
 	api := workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), "/web")
 	s := start(t, api)
-	both, err := theirapi.NewBundleSource(ctx, theirapi.WithClientOptions(theirapi.WithAddr(api.Config().Address)))
-	require.NoError(t, err)
+	both := must.Get(theirapi.NewBundleSource(ctx, theirapi.WithClientOptions(theirapi.WithAddr(api.Config().Address))))(t)
 	other := spiffe.MustParseTrustDomain("other.test")
 	bundles := map[string]spiffe.BundleSource{
 		"X.509": gospiffe.FromX509BundleSource(s.theirs), "JWT": gospiffe.FromJWTBundleSource(s.tokens), "both": gospiffe.FromBundleSource(both),
 	}
 	for name, src := range bundles {
-		_, err := src.Bundle(td)
-		require.NoError(t, err, name)
-		_, err = src.Bundle(other)
+		must.Get(src.Bundle(td))(t, name)
+		_, err := src.Bundle(other)
 		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain, name)
 		assert.ErrorContains(t, err, "other.test", name)
 	}
@@ -358,7 +351,7 @@ func TestClosed(t *testing.T) {
 		require.ErrorContains(t, err, "closed", name)
 		assert.NotErrorIs(t, err, spiffe.ErrUnknownTrustDomain, name)
 	}
-	_, err = validator.Validate(token)
+	_, err := validator.Validate(token)
 	assert.ErrorIs(t, err, jwtsvid.ErrUnavailable, "so that a client may try again")
 	_, err = self.SVID()
 	assert.ErrorContains(t, err, "closed")

@@ -3,19 +3,13 @@ package gospiffe
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
 	theirjwt "github.com/spiffe/go-spiffe/v2/svid/jwtsvid"
 
-	"github.com/svidkit/svidkit/internal/tokens/verifycache"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
-
-// parsedTokens is how many parsed tokens a source of [ToTokenSource] keeps at most, one for each audience or set of
-// audiences in use.
-const parsedTokens = 64
 
 // FromTokenSource returns a source of the tokens that src fetches, such as a JWTSource of go-spiffe's workloadapi;
 // put a [jwtsvid.Cache] in front to keep them. A token that [jwtsvid.ParseUnverified] refuses, or with another ID
@@ -56,10 +50,9 @@ func FromTokenSource(src theirjwt.Source) jwtsvid.Source {
 	})
 }
 
-// ToTokenSource returns a source for go-spiffe of the tokens that src fetches, which is usually a [jwtsvid.Cache]. A
-// repeated token is not parsed again. The signature is not verified, as go-spiffe does not verify the tokens it
-// fetches. The caller owns the result, except the values of its claims; its Marshal returns the token. Age and
-// audience are checked as in [FromTokenSource].
+// ToTokenSource returns a source for go-spiffe of the tokens that src fetches, which is usually a [jwtsvid.Cache].
+// The signature is not verified, as go-spiffe does not verify the tokens it fetches. The caller owns the result; its
+// Marshal returns the token. Age and audience are checked as in [FromTokenSource].
 //
 // A source of this library has tokens of one identity. A different Subject in the parameters is an error: make a
 // source of that identity.
@@ -67,19 +60,15 @@ func ToTokenSource(src jwtsvid.Source) theirjwt.Source {
 	if src == nil {
 		panic("gospiffe: ToTokenSource needs a source")
 	}
-	known := verifycache.New[string, *theirjwt.SVID](parsedTokens)
 	return jwtSource(func(ctx context.Context, p theirjwt.Params) (*theirjwt.SVID, error) {
 		audience := append([]string{p.Audience}, p.ExtraAudiences...)
 		token, err := src.Fetch(ctx, audience...)
 		if err != nil {
 			return nil, errorf("token: %w", err)
 		}
-		parsed, ok := known.Find(token)
-		if !ok {
-			if parsed, err = theirjwt.ParseInsecure(token, audience); err != nil {
-				return nil, errorf("token: %w", err)
-			}
-			known.Keep(token, parsed, func(old *theirjwt.SVID) int64 { return old.Expiry.UnixNano() })
+		parsed, err := theirjwt.ParseInsecure(token, audience)
+		if err != nil {
+			return nil, errorf("token: %w", err)
 		}
 		if !p.Subject.IsZero() && parsed.ID != p.Subject {
 			return nil, errorf("token: it is of %q and %q was asked for; make a source of that identity",
@@ -88,9 +77,7 @@ func ToTokenSource(src jwtsvid.Source) theirjwt.Source {
 		if err := fits(parsed.ID, parsed.Expiry, parsed.Audience, audience); err != nil {
 			return nil, err
 		}
-		svid := *parsed
-		svid.Audience, svid.Claims = slices.Clone(svid.Audience), maps.Clone(svid.Claims)
-		return &svid, nil
+		return parsed, nil
 	})
 }
 

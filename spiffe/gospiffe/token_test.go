@@ -24,8 +24,7 @@ func newIssuer(t testing.TB, td spiffe.TrustDomain, now func() time.Time) (*jwts
 	t.Helper()
 	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	issuer := must.Get(jwtsvid.NewIssuer(td, "jwt-1", key, &jwtsvid.IssuerOptions{WideAudience: true, Now: now}))(t)
-	b, err := spiffe.NewBundle(td, spiffe.BundleContents{JWTAuthorities: map[string]crypto.PublicKey{"jwt-1": key.Public()}})
-	require.NoError(t, err)
+	b := must.Get(spiffe.NewBundle(td, spiffe.BundleContents{JWTAuthorities: map[string]crypto.PublicKey{"jwt-1": key.Public()}}))(t)
 	return issuer, b
 }
 
@@ -65,8 +64,7 @@ func TestTokens(t *testing.T) {
 
 		back := gospiffe.FromTokenSource(theirs)
 		token := must.Get(back.Fetch(t.Context(), audience...))(t)
-		validator, err := jwtsvid.NewValidator(gospiffe.FromJWTBundleSource(gospiffe.ToBundleSource(bundle)), []string{"db"}, nil)
-		require.NoError(t, err)
+		validator := must.Get(jwtsvid.NewValidator(gospiffe.FromJWTBundleSource(gospiffe.ToBundleSource(bundle)), []string{"db"}, nil))(t)
 		verified := must.Get(validator.Validate(token))(t)
 		assert.Equal(t, id, verified.ID())
 	}
@@ -106,8 +104,7 @@ func TestToTokenSourceRefuses(t *testing.T) {
 	}
 	// Audience and age of one that was parsed before count too.
 	short, _ := newIssuer(t, td, nil)
-	token, err := short.Issue(jwtsvid.Request{ID: spiffe.MustParseID("spiffe://example.org/web"), Audience: []string{"db"}})
-	require.NoError(t, err)
+	token := must.Get(short.Issue(jwtsvid.Request{ID: spiffe.MustParseID("spiffe://example.org/web"), Audience: []string{"db"}}))(t)
 	src := gospiffe.ToTokenSource(fixed(token))
 	must.Get(src.FetchJWTSVID(t.Context(), theirjwt.Params{Audience: "db"}))(t)
 	_, err = src.FetchJWTSVID(t.Context(), theirjwt.Params{Audience: "cache"})
@@ -122,8 +119,7 @@ func TestFromTokenSourceRefuses(t *testing.T) {
 	}
 	down := errors.New("down")
 	recent, _ := newIssuer(t, td, func() time.Time { return time.Now().Add(-5*time.Minute - 20*time.Second) }) // within the leeway of go-spiffe
-	expired, err := recent.IssueJWTSVID(t.Context(), spiffe.MustParseID("spiffe://example.org/web"), []string{"db"})
-	require.NoError(t, err)
+	expired := must.Get(recent.IssueJWTSVID(t.Context(), spiffe.MustParseID("spiffe://example.org/web"), []string{"db"}))(t)
 	renamed := parse(issue(t, td, "db"))
 	renamed.ID = spiffeid.RequireFromString("spiffe://example.org/admin")
 	nameless := parse(issue(t, td, "db"))
@@ -152,7 +148,7 @@ func TestFromTokenSourceRefuses(t *testing.T) {
 			assert.NotContains(t, err.Error(), c.svid.Marshal(), name)
 		}
 	}
-	_, err = gospiffe.FromTokenSource(theirTokens(nil)).Fetch(t.Context())
+	_, err := gospiffe.FromTokenSource(theirTokens(nil)).Fetch(t.Context())
 	assert.ErrorIs(t, err, jwtsvid.ErrAudience, "no audience")
 	assert.Panics(t, func() { gospiffe.FromTokenSource(nil) })
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -40,8 +41,7 @@ func TestExpiredAuthorities(t *testing.T) {
 			"the longer one first": {[]*x509.Certificate{long, short}, keys, 2 * time.Hour},
 			"keys alone":           {nil, keys, 0},
 		} {
-			b, err := spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{X509Authorities: c.x509, JWTAuthorities: c.jwt})
-			require.NoError(t, err)
+			b := must.Get(spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{X509Authorities: c.x509, JWTAuthorities: c.jwt}))(t)
 			for kind, part := range map[string]health.Part{
 				"named":    {Source: health.FromSources(nil, b), TrustDomains: []spiffe.TrustDomain{ca.TrustDomain()}},
 				"in a set": {Source: health.FromSources(nil, ca.Bundles().With(b)), TrustDomains: []spiffe.TrustDomain{ca.TrustDomain()}},

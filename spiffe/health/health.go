@@ -41,7 +41,6 @@
 //	svidkit_identity_chain_end_timestamp_seconds            when the first certificate of its chain expires
 //	svidkit_bundle_authorities                              by type: x509, jwt or wit
 //	svidkit_bundle_sequence                                 the sequence number, if there is one
-//	svidkit_bundle_refresh_hint_seconds                     the refresh hint, if there is one
 //	svidkit_bundle_first_authority_end_timestamp_seconds    when the first of the X.509 authorities expires
 //	svidkit_bundle_last_authority_end_timestamp_seconds     when the last does, after which no peer is verified
 //	svidkit_bundle_last_authority_start_timestamp_seconds   when that one began to be valid
@@ -319,48 +318,36 @@ func own(all []state) *metrics.Set {
 }
 
 func addConditions(set *metrics.Set, all []state) {
-	for _, m := range []struct {
-		name, help string
-		of         func(*state) error
-	}{
-		{
-			"svidkit_ready",
-			"Whether the part is ready: 1, or 0 for one without a valid identity, without a bundle that it " +
-				"needs, or by its own condition.",
-			(*state).ready,
-		},
-		{"svidkit_alive", "Whether the part is alive: 1, or 0 if its identity has expired.", (*state).alive},
-	} {
-		set.Gauges(m.name, m.help, func(add metrics.Add) {
+	condition := func(name, help string, of func(*state) error) {
+		set.Gauges(name, help, func(add metrics.Add) {
 			for i := range all {
-				add(metrics.Bool(m.of(&all[i]) == nil), partLabel, all[i].Name)
+				add(metrics.Bool(of(&all[i]) == nil), partLabel, all[i].Name)
 			}
 		})
 	}
+	condition("svidkit_ready", "Whether the part is ready: 1, or 0 for one without a valid identity, without a bundle "+
+		"that it needs, or by its own condition.", (*state).ready)
+	condition("svidkit_alive", "Whether the part is alive: 1, or 0 if its identity has expired.", (*state).alive)
 }
 
 func addIdentities(set *metrics.Set, all []state) {
-	for _, m := range []struct {
-		name, help string
-		at         func(*report.Identity) time.Time
-	}{
-		{"start", "the SVID begins to be valid", func(i *report.Identity) time.Time { return i.NotBefore }},
-		{"end", "the SVID, or a certificate that peers need to verify it, expires",
-			func(i *report.Identity) time.Time { return i.NotAfter }},
-		{"chain_end", "the first certificate in the chain of the SVID expires",
-			func(i *report.Identity) time.Time { return i.ChainEnd }},
-	} {
-		set.Gauges("svidkit_identity_"+m.name+"_timestamp_seconds", "When "+m.help+", in seconds since 1970.",
-			func(add metrics.Add) {
-				for i := range all {
-					for _, id := range all[i].own() {
-						if at := m.at(id); !at.IsZero() {
-							add(metrics.Seconds(at), partLabel, all[i].Name, "identity", id.Name)
-						}
+	each := func(name, happens string, at func(*report.Identity) time.Time) {
+		read := func(add metrics.Add) {
+			for i := range all {
+				for _, id := range all[i].own() {
+					if at := at(id); !at.IsZero() {
+						add(metrics.Seconds(at), partLabel, all[i].Name, "identity", id.Name)
 					}
 				}
-			})
+			}
+		}
+		set.Gauges("svidkit_identity_"+name+"_timestamp_seconds", "When "+happens+", in seconds since 1970.", read)
 	}
+	each("start", "the SVID begins to be valid", func(i *report.Identity) time.Time { return i.NotBefore })
+	each("end", "the SVID, or a certificate that peers need to verify it, expires",
+		func(i *report.Identity) time.Time { return i.NotAfter })
+	each("chain_end", "the first certificate in the chain of the SVID expires",
+		func(i *report.Identity) time.Time { return i.ChainEnd })
 }
 
 func addBundles(set *metrics.Set, all []state) {
@@ -387,30 +374,20 @@ func addBundles(set *metrics.Set, all []state) {
 				add(float64(*b.Sequence))
 			}
 		})
-	each("svidkit_bundle_refresh_hint_seconds", "How often the publisher of the trust bundle suggests to fetch it.",
-		func(b *report.Bundle, add metrics.Add) {
-			if b.RefreshHint > 0 {
-				add(b.RefreshHint.Seconds())
+	authority := func(name, happens string, at func(first, last *x509.Certificate) time.Time) {
+		read := func(b *report.Bundle, add metrics.Add) {
+			if len(b.X509) > 0 {
+				add(metrics.Seconds(at(ends(b))))
 			}
-		})
-	for _, m := range []struct {
-		name, help string
-		at         func(first, last *x509.Certificate) time.Time
-	}{
-		{"first_authority_end", "the first of the X.509 authorities in the trust bundle expires",
-			func(first, _ *x509.Certificate) time.Time { return first.NotAfter }},
-		{"last_authority_end", "the last of the X.509 authorities in the trust bundle expires",
-			func(_, last *x509.Certificate) time.Time { return last.NotAfter }},
-		{"last_authority_start", "the X.509 authority that expires last began to be valid",
-			func(_, last *x509.Certificate) time.Time { return last.NotBefore }},
-	} {
-		each("svidkit_bundle_"+m.name+"_timestamp_seconds", "When "+m.help+", in seconds since 1970.",
-			func(b *report.Bundle, add metrics.Add) {
-				if len(b.X509) > 0 {
-					add(metrics.Seconds(m.at(ends(b))))
-				}
-			})
+		}
+		each("svidkit_bundle_"+name+"_timestamp_seconds", "When "+happens+", in seconds since 1970.", read)
 	}
+	authority("first_authority_end", "the first of the X.509 authorities in the trust bundle expires",
+		func(first, _ *x509.Certificate) time.Time { return first.NotAfter })
+	authority("last_authority_end", "the last of the X.509 authorities in the trust bundle expires",
+		func(_, last *x509.Certificate) time.Time { return last.NotAfter })
+	authority("last_authority_start", "the X.509 authority that expires last began to be valid",
+		func(_, last *x509.Certificate) time.Time { return last.NotBefore })
 }
 
 // ServeHTTP implements [http.Handler] for GET and HEAD. Only the last element of the path counts, so the handler can

@@ -231,7 +231,6 @@ func TestMetrics(t *testing.T) {
 			assert.Equal(t, 2., s[`svidkit_bundle_authorities{part="it",trust_domain="example.org",type="x509"}`])
 			assert.Contains(t, s, `svidkit_bundle_authorities{part="it",trust_domain="example.org",type="jwt"}`)
 			assert.Equal(t, 7., s[`svidkit_bundle_sequence{part="it",trust_domain="example.org"}`])
-			assert.Equal(t, 300., s[`svidkit_bundle_refresh_hint_seconds{part="it",trust_domain="example.org"}`])
 			first, last := s[`svidkit_bundle_first_authority_end_timestamp_seconds{part="it",trust_domain="example.org"}`], s[`svidkit_bundle_last_authority_end_timestamp_seconds{part="it",trust_domain="example.org"}`]
 			assert.EqualValues(t, min(second.NotAfter.Unix(), root.Root().NotAfter.Unix()), first)
 			assert.EqualValues(t, max(second.NotAfter.Unix(), root.Root().NotAfter.Unix()), last)

@@ -110,8 +110,7 @@ func TestMetricsOfBundles(t *testing.T) {
 			assert.EqualValues(t, 1, s[`svidkit_bundle_authorities{part="it",trust_domain="example.org",type="jwt"}`])
 			assert.EqualValues(t, 2, s[`svidkit_bundle_authorities{part="it",trust_domain="other.test",type="wit"}`])
 			assert.Contains(t, s, "svidkit_bundle_sequence"+own, "0 is a number, too")
-			assert.EqualValues(t, 1, s["svidkit_bundle_refresh_hint_seconds"+own])
-			for _, name := range []string{"sequence", "refresh_hint_seconds", "first_authority_end_timestamp_seconds"} {
+			for _, name := range []string{"sequence", "first_authority_end_timestamp_seconds"} {
 				assert.NotContains(t, s, "svidkit_bundle_"+name+other)
 			}
 		}

@@ -1,7 +1,6 @@
 package jwtsvid
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,36 +31,26 @@ const (
 	forcedInterval = 10 * time.Second // between two fetches for a token that a server has refused
 	remembered     = time.Minute      // how long Run tries to get a missing token after the last call for it
 	concurrency    = 16               // fetches that Run makes at the same time
+	fetchTimeout   = 30 * time.Second // for each attempt
+	mostEntries    = 1000             // sets of audiences
 )
 
 // patience is shorter than for certificates, because a caller without a token fails until the next fetch.
 var patience = renew.Patience{Impatient: 5 * time.Second, Longest: 30 * time.Second, Wish: 5 * time.Second}
-
-// CacheOptions are the choices of a [Cache] that have a default.
-type CacheOptions struct {
-	// Timeout bounds each attempt to fetch a token; 0 means 30 seconds.
-	Timeout time.Duration
-
-	// Size is how many tokens are kept, one for each set of audiences; 0 means 1,000. Beyond it the least
-	// recently used one is dropped.
-	Size int
-
-	// Logger gets a record of each new token (Debug) and of each failed attempt that no call waited for
-	// (Warn), with the attributes audience, err, retry_in and expires. Nil means no logs.
-	Logger *slog.Logger
-}
 
 // Cache keeps the tokens of this workload fresh, one for each requested set of audiences. It is safe for
 // concurrent use, and itself a [Source]. No printer shows the tokens.
 //
 // A token is fetched again when half of its life is over, or a little earlier, by chance. The old token is served
 // until the new one is there or the old one expires. There is at most one attempt for a set of audiences at a
-// time. The wait after a failure begins at a second or less and grows to 30 seconds while there is a token, and to
-// 5 without one.
+// time, which ends after 30 seconds. The wait after a failure begins at a second or less and grows to 30 seconds while
+// there is a token, and to 5 without one. Of more than 1,000 sets of audiences, the least recently used is dropped.
 type Cache struct {
 	redacted
-	source Source
-	opts   CacheOptions // with the defaults
+	source  Source
+	logger  *slog.Logger
+	timeout time.Duration // of an attempt
+	most    int           // entries
 
 	entries atomic.Pointer[map[entryKey]*entry] // replaced, never changed; writers hold mu
 
@@ -103,19 +92,17 @@ type entryState struct {
 func (st *entryState) valid(now time.Time) bool { return st.token != "" && now.Before(st.expires) }
 func (st *entryState) due(now time.Time) bool   { return renew.Elapsed(st.planned, now) >= st.wait }
 
-// NewCache returns a Cache of the tokens that source fetches. It starts nothing. The options may be nil.
-func NewCache(source Source, opts *CacheOptions) (*Cache, error) {
-	o := *cmp.Or(opts, &CacheOptions{})
-	switch {
-	case source == nil:
+// NewCache returns a Cache of the tokens that source fetches. It starts nothing. The logger gets a record of each new
+// token (Debug) and of each failed attempt that no call waited for (Warn), with the attributes audience, err, retry_in
+// and expires; nil means no logs.
+func NewCache(source Source, logger *slog.Logger) (*Cache, error) {
+	if source == nil {
 		return nil, errors.New("jwtsvid: new cache: no source")
-	case o.Timeout < 0 || o.Size < 0:
-		return nil, fmt.Errorf("jwtsvid: new cache: Timeout is %v and Size %d: none may be negative", o.Timeout,
-			o.Size)
 	}
-	c := &Cache{redacted: redact.New("jwtsvid.Cache"), source: source, opts: CacheOptions{
-		cmp.Or(o.Timeout, 30*time.Second), cmp.Or(o.Size, 1000), ratelog.Patient(o.Logger),
-	}}
+	c := &Cache{
+		redacted: redact.New("jwtsvid.Cache"), source: source, logger: ratelog.Patient(logger),
+		timeout: fetchTimeout, most: mostEntries,
+	}
 	c.entries.Store(new(map[entryKey]*entry))
 	c.loop = renew.Loop[*entry]{Mu: &c.mu, Attempt: c.attempt, Slots: concurrency}
 	return c, nil
@@ -192,7 +179,7 @@ func (c *Cache) entry(audience []string) (*entry, error) {
 	if m == nil {
 		m = make(map[entryKey]*entry)
 	}
-	if len(m) >= c.opts.Size {
+	if len(m) >= c.most {
 		c.evict(m)
 	}
 	e := &entry{key: key, audience: sorted}
@@ -307,8 +294,8 @@ func (c *Cache) attempt(base context.Context, e *entry) {
 	if c.rest(e) {
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(base, c.opts.Timeout,
-		fmt.Errorf("no answer in %v: %w", c.opts.Timeout, context.DeadlineExceeded))
+	ctx, cancel := context.WithTimeoutCause(base, c.timeout,
+		fmt.Errorf("no answer in %v: %w", c.timeout, context.DeadlineExceeded))
 	defer cancel()
 	token, err := c.source.Fetch(ctx, slices.Clone(e.audience)...)
 	var expires time.Time
@@ -351,7 +338,7 @@ func (c *Cache) log(ctx context.Context, e *entry, expires time.Time, err error,
 		level, message = slog.LevelWarn, "jwtsvid: no new token"
 		attrs = append(attrs[:1], slog.Any("err", err), slog.Duration("retry_in", wait))
 	}
-	c.opts.Logger.LogAttrs(ctx, level, message, attrs...)
+	c.logger.LogAttrs(ctx, level, message, attrs...)
 }
 
 // rest ends the attempt for e if no call has used its token or, without a token, if no call came for a while. The

@@ -60,7 +60,8 @@ func TestCacheDropsForGood(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		source := &handmade{claim: func(audience []string) string { return claims(fmt.Sprintf("%q", audience[0]), 5*time.Minute) }}
-		c := must.Get(jwtsvid.NewCache(source, &jwtsvid.CacheOptions{Size: 2}))(t)
+		c := must.Get(jwtsvid.NewCache(source, nil))(t)
+		jwtsvid.KeepAtMost(c, 2)
 		start(t, c)
 		get := func(audience string) {
 			t.Helper()

@@ -23,10 +23,10 @@ import (
 )
 
 // newCache returns a cache of five-minute tokens, which are minted by the clock of the bubble.
-func newCache(t testing.TB, opts *jwtsvid.CacheOptions) (*jwtsvid.Cache, *mint) {
+func newCache(t testing.TB, logger *slog.Logger) (*jwtsvid.Cache, *mint) {
 	t.Helper()
 	source := &mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now})}
-	c := must.Get(jwtsvid.NewCache(source, opts))(t)
+	c := must.Get(jwtsvid.NewCache(source, logger))(t)
 	return c, source
 }
 
@@ -176,7 +176,7 @@ func TestCacheOutage(t *testing.T) {
 	for _, running := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			var log buffer
-			c, source := newCache(t, &jwtsvid.CacheOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			c, source := newCache(t, slog.New(slog.NewTextHandler(&log, nil)))
 			if running {
 				start(t, c)
 			}
@@ -215,7 +215,7 @@ func TestCacheFirstFetchFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var log buffer
-		c, source := newCache(t, &jwtsvid.CacheOptions{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		c, source := newCache(t, slog.New(slog.NewTextHandler(&log, nil)))
 		down := errors.New("down")
 		source.set(func(m *mint) { m.err = down })
 		for range 600 { // a minute
@@ -285,13 +285,13 @@ func TestCacheCallerLeaves(t *testing.T) {
 func TestCacheTimeout(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		c, source := newCache(t, &jwtsvid.CacheOptions{Timeout: 7 * time.Second})
+		c, source := newCache(t, nil)
 		source.set(func(m *mint) { m.wait = sleep(time.Hour) })
 		begin := time.Now()
 		_, err := c.Fetch(t.Context(), "db")
 		assert.ErrorIs(t, err, context.DeadlineExceeded)
-		assert.ErrorContains(t, err, "no answer in 7s")
-		assert.Equal(t, 7*time.Second, time.Since(begin))
+		assert.ErrorContains(t, err, "no answer in 30s")
+		assert.Equal(t, 30*time.Second, time.Since(begin))
 	})
 }
 
@@ -410,7 +410,8 @@ func cacheGoroutines() (n int) {
 func TestCacheRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		c, source := newCache(t, &jwtsvid.CacheOptions{Timeout: time.Hour})
+		c, source := newCache(t, nil)
+		jwtsvid.LetFetch(c, time.Hour)
 		stop := start(t, c)
 		assert.ErrorContains(t, c.Run(t.Context()), "jwtsvid: cache: run: it is already running")
 		fetch(t, c, "db")
@@ -441,7 +442,8 @@ func TestCacheRunWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var log buffer
-		c, source := newCache(t, &jwtsvid.CacheOptions{Timeout: time.Hour, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		c, source := newCache(t, slog.New(slog.NewTextHandler(&log, nil)))
+		jwtsvid.LetFetch(c, time.Hour)
 		stop := start(t, c)
 		fetch(t, c, "db")
 		time.Sleep(2 * time.Second)
@@ -465,7 +467,8 @@ func TestCacheRunWaits(t *testing.T) {
 func TestCacheRunEndsForWaiters(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		c, source := newCache(t, &jwtsvid.CacheOptions{Timeout: time.Hour})
+		c, source := newCache(t, nil)
+		jwtsvid.LetFetch(c, time.Hour)
 		stop := start(t, c)
 		fetch(t, c, "db")
 		time.Sleep(2 * time.Second)
@@ -488,10 +491,6 @@ func TestNewCache(t *testing.T) {
 	t.Parallel()
 	_, err := jwtsvid.NewCache(nil, nil)
 	assert.EqualError(t, err, "jwtsvid: new cache: no source")
-	for _, o := range []jwtsvid.CacheOptions{{Timeout: -1}, {Size: -1}} {
-		_, err = jwtsvid.NewCache(&mint{}, &o)
-		assert.ErrorContains(t, err, "none may be negative")
-	}
 
 	// A Cache is a Source.
 	inner, source := newCache(t, nil)
@@ -506,7 +505,8 @@ func TestNewCache(t *testing.T) {
 func TestCacheConcurrentUse(t *testing.T) {
 	t.Parallel()
 	source := &mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now, Lifetime: time.Second})}
-	c := must.Get(jwtsvid.NewCache(source, &jwtsvid.CacheOptions{Size: 2}))(t)
+	c := must.Get(jwtsvid.NewCache(source, nil))(t)
+	jwtsvid.KeepAtMost(c, 2)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var run, wg sync.WaitGroup

@@ -135,7 +135,7 @@ func ExampleValidator_Validate() {
 }
 
 // Claims beyond those of SPIFFE are read into a type of the caller's.
-func ExampleVerified_Claims() {
+func ExampleVerified_Claim() {
 	issuer, bundle, err := authority("example.org")
 	if err != nil {
 		fmt.Println(err)
@@ -160,12 +160,10 @@ func ExampleVerified_Claims() {
 		fmt.Println(err)
 		return
 	}
-	var claims struct {
-		Scope []string `json:"scope"`
-	}
-	err = proof.Claims(&claims)
-	fmt.Println(proof, claims.Scope, err)
-	// Output: spiffe://example.org/web [read list] <nil>
+	var scope []string
+	ok, err := proof.Claim("scope", &scope)
+	fmt.Println(proof, scope, ok, err)
+	// Output: spiffe://example.org/web [read list] true <nil>
 }
 
 // What a program can know about a token of its own.

@@ -13,6 +13,12 @@ func PutBack(c *Cache, d time.Duration, audience string) {
 	e.asked.Add(int64(d))
 }
 
+// KeepAtMost makes c keep at most n entries.
+func KeepAtMost(c *Cache, n int) { c.most = n }
+
+// LetFetch gives each attempt of c this much time.
+func LetFetch(c *Cache, d time.Duration) { c.timeout = d }
+
 // Entries returns how many sets of audiences c has an entry for.
 func Entries(c *Cache) int { return len(*c.entries.Load()) }
 

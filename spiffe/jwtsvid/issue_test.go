@@ -324,7 +324,7 @@ func TestNothingPrints(t *testing.T) {
 	m := newMaterial(t)
 	i := issuer(t, jwtsvid.IssuerOptions{})
 	token := must.Get(i.Issue(jwtsvid.Request{ID: webID, Audience: []string{"db"}}))(t)
-	v := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{Remember: 1})
+	v := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{})
 	proof := must.Get(v.Validate(token))(t)
 	u := must.Get(jwtsvid.ParseUnverified(token))(t)
 	cache := must.Get(jwtsvid.NewCache(&mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now})}, nil))(t)

@@ -30,11 +30,6 @@ type ValidatorOptions struct {
 	// disagree: from 0 to two minutes. Nil means one minute.
 	Leeway *time.Duration
 
-	// Remember is how many verified tokens are remembered, so that a repeated token costs no signature check: at
-	// most 1,048,576; 0 means 1,000, and -1 means none. Each usually costs a kilobyte or two. Tokens of more than 4
-	// KiB are not remembered.
-	Remember int
-
 	// Now gives the time to validate at. Nil means time.Now. It must be safe for concurrent use.
 	Now func() time.Time
 }
@@ -50,7 +45,8 @@ type Validator struct {
 // service, compared byte for byte; most have one. There is no way to accept every audience: a token for another
 // receiver, presented here, was stolen or passed on. The options may be nil.
 //
-// The Validator asks the source for each token, remembered or not, so that a removed key is distrusted at once. A
+// The Validator remembers up to 1,000 verified tokens of at most 4 KiB, so that a repeated token costs no signature
+// check. It asks the source for each token, remembered or not, so that a removed key is distrusted at once. A
 // remembered token counts only while the source returns the same *spiffe.Bundle, so a source should not make a new
 // one for each call.
 func NewValidator(bundles spiffe.BundleSource, audience []string, opts *ValidatorOptions) (*Validator, error) {
@@ -70,7 +66,7 @@ func NewAgentValidator(bundles spiffe.BundleSource, opts *ValidatorOptions) (*Va
 
 func newValidator(bundles spiffe.BundleSource, audience []string, opts *ValidatorOptions) (*Validator, error) {
 	o := *cmp.Or(opts, &ValidatorOptions{})
-	check, err := token.NewChecker[*Verified](kind, bundles, o.Leeway, o.Now, o.Remember)
+	check, err := token.NewChecker[*Verified](kind, bundles, o.Leeway, o.Now)
 	if err != nil {
 		return nil, fmt.Errorf("jwtsvid: new validator: %w", err)
 	}
@@ -274,21 +270,19 @@ func (p *Verified) Audience() []string { return slices.Clone(p.claims.Audience) 
 // key leaves the bundle.
 func (p *Verified) Expires() time.Time { return p.claims.Expires.At }
 
-// Claims decodes the whole payload into a struct that into points to or, unchanged, into a [json.RawMessage]. Only the
-// trust domain of the ID vouches for the claims: "admin" there is not "admin" here.
-//
-// Names of claims are case-sensitive (RFC 7519 section 10.1.1), unlike in package encoding/json. So a claim whose
-// name differs from a field's name only by case is left out: give each field a json tag. A number in an interface is
-// a [json.Number]. Inside the value of a claim the rules are as in encoding/json.
-func (p *Verified) Claims(into any) error {
+// Claim decodes the claim with this name into the value that into points to, as package encoding/json does, and
+// reports whether there is such a claim. Names are case-sensitive (RFC 7519 section 10.1.1). Only the trust domain of
+// the ID vouches for claims: "admin" there is not "admin" here.
+func (p *Verified) Claim(name string, into any) (ok bool, err error) {
 	payload, err := p.payload()
 	if err == nil {
-		err = token.Decode(payload, into)
+		ok, err = token.DecodeClaim(payload, name, into)
 	}
 	if err != nil {
-		return fmt.Errorf("jwtsvid: claims of %q: %w", token.Clip(p.ID().String(), token.MaxInError), err)
+		return false, fmt.Errorf("jwtsvid: claim %q of %q: %w", name,
+			token.Clip(p.ID().String(), token.MaxInError), err)
 	}
-	return nil
+	return ok, nil
 }
 
 // payload decodes the payload again.

@@ -55,16 +55,14 @@ func TestNewValidator(t *testing.T) {
 		audience []string
 		opts     *jwtsvid.ValidatorOptions
 	}{
-		"no bundle source":                 {nil, db, nil},
-		"no audience; name this service":   {set, nil, nil},
-		"no audience; name":                {set, []string{}, nil},
-		"an audience is empty":             {set, []string{""}, nil},
-		"an audience is not UTF-8":         {set, []string{"db", "\xc0"}, nil},
-		"is there twice":                   {set, []string{"db", "x", "db"}, nil},
-		"the leeway is 2m0.000000001s":     {set, db, leeway(2*time.Minute + 1)},
-		"the leeway is -1ns, not from 0":   {set, db, leeway(-1)},
-		"Remember is -2, not from -1":      {set, db, &jwtsvid.ValidatorOptions{Remember: -2}},
-		"Remember is 1048577, not from -1": {set, db, &jwtsvid.ValidatorOptions{Remember: 1<<20 + 1}},
+		"no bundle source":               {nil, db, nil},
+		"no audience; name this service": {set, nil, nil},
+		"no audience; name":              {set, []string{}, nil},
+		"an audience is empty":           {set, []string{""}, nil},
+		"an audience is not UTF-8":       {set, []string{"db", "\xc0"}, nil},
+		"is there twice":                 {set, []string{"db", "x", "db"}, nil},
+		"the leeway is 2m0.000000001s":   {set, db, leeway(2*time.Minute + 1)},
+		"the leeway is -1ns, not from 0": {set, db, leeway(-1)},
 	} {
 		v, err := jwtsvid.NewValidator(c.source, c.audience, c.opts)
 		assert.ErrorContains(t, err, want)
@@ -437,89 +435,41 @@ func TestClaims(t *testing.T) {
 		return must.Get(v.Validate(es256(t, baseHeader, basePay[:len(basePay)-1]+more+`}`)))(t)
 	}
 
-	type embedded struct {
-		Team string `json:"team"`
+	claim := func(p *jwtsvid.Verified, name string) any {
+		var value any
+		ok, err := p.Claim(name, &value)
+		require.NoError(t, err)
+		assert.Equal(t, ok, value != nil, name)
+		return value
 	}
-	type claims struct {
-		embedded
-		Sub  string         `json:"sub"`
-		Role string         `json:"role"`
-		Any  any            `json:"any"`
-		Rest map[string]any `json:"rest,omitempty"`
-		Skip string         `json:"-"`
-	}
-	var c claims
-	p := verified(`,"role":"reader","any":9007199254740993,"rest":{"a":[1]},"team":"x\u0041","other":{"Role":1}`)
-	require.NoError(t, p.Claims(&c))
-	assert.Equal(t, claims{
-		embedded: embedded{"xA"}, Sub: webID.String(), Role: "reader", Any: json.Number("9007199254740993"),
-		Rest: map[string]any{"a": []any{json.Number("1")}},
-	}, c)
+	p := verified(`,"role":"reader","rest":{"a":[1]},"team":"x\u0041","other":{"Role":1}`)
+	assert.Equal(t, webID.String(), claim(p, "sub"))
+	assert.Equal(t, "reader", claim(p, "role"))
+	assert.Equal(t, "xA", claim(p, "team"))
+	assert.Equal(t, map[string]any{"a": []any{1.0}}, claim(p, "rest"))
+	var exact json.Number
+	ok, err := verified(`,"big":9007199254740993`).Claim("big", &exact)
+	assert.True(t, ok)
+	require.NoError(t, err)
+	assert.Equal(t, json.Number("9007199254740993"), exact)
 
-	// Names are exact: neither of these is "role", whatever encoding/json thinks.
-	c = claims{}
-	require.NoError(t, verified(`,"Role":"admin","ROLE":"admin","team":"a","TEAM":"b"`).Claims(&c))
-	assert.Empty(t, c.Role)
-	assert.Equal(t, "a", c.Team)
-	require.NoError(t, verified(`,"role":"reader","Role":"admin"`).Claims(&c))
-	assert.Equal(t, "reader", c.Role)
-	require.NoError(t, verified(`,"r\u006fle":"escaped","\u017fub":"spiffe://example.org/admin"`).Claims(&c))
-	assert.Equal(t, "escaped", c.Role)
-	assert.Equal(t, webID.String(), c.Sub)
-
-	// A name that encoding/json does not fill lets no claim in through another one.
-	type Inner struct {
-		Admin string `json:"admin"`
-	}
-	type Loop struct {
-		*Loop
-		Team string `json:"TEAM"`
-	}
-	var h struct {
-		team  string
-		Role  string `json:"ROLE"`
-		Never string `json:"-"`
-		Inner `json:"inner"`
-		Loop
-		Boss string `json:"ADMIN"`
-		Name string
-	}
-	require.NoError(t, verified(`,"role":"a","team":"a","Never":"a","admin":"a","-":"a","Name":"name","inner":{"admin":"inner"}`).Claims(&h))
-	assert.Empty(t, h.Role+h.team+h.Loop.Team+h.Never+h.Boss)
-	assert.Equal(t, []string{"name", "inner"}, []string{h.Name, h.Admin})
-
-	// Everything as it is.
-	var raw json.RawMessage
-	require.NoError(t, verified(`,"Role":1`).Claims(&raw))
-	assert.Equal(t, basePay[:len(basePay)-1]+`,"Role":1}`, string(raw))
-	var all map[string]any
-	require.NoError(t, verified(`,"Role":1,"role":2`).Claims(&all))
-	assert.Equal(t, []string{"Role", "aud", "exp", "iat", "role", "sub"}, slices.Sorted(maps.Keys(all)))
-	var own unmarshaler
-	require.NoError(t, verified(`,"Role":1`).Claims(&own))
-	assert.Contains(t, own.Text, `"Role":1`)
+	// Names are exact: none of these is "role", whatever encoding/json thinks.
+	assert.Nil(t, claim(verified(`,"Role":"admin","ROLE":"admin"`), "role"))
+	assert.Equal(t, "reader", claim(verified(`,"Role":"admin","role":"reader","ROLE":"admin"`), "role"))
+	assert.Equal(t, webID.String(), claim(verified(`,"\u017fub":"spiffe://example.org/admin"`), "sub"))
+	assert.Equal(t, "escaped", claim(verified(`,"r\u006fle":"escaped"`), "role"))
 
 	// The result is the caller's: it does not change the proof.
-	raw[0] = 'x'
-	require.NoError(t, p.Claims(&raw))
 	p.Audience()[0] = "x"
 	assert.Equal(t, []string{"db"}, p.Audience())
 
-	var wrong struct {
-		Role int `json:"role"`
+	for _, into := range []any{nil, "", (*string)(nil), new(int)} {
+		_, err = p.Claim("role", into)
+		assert.ErrorContains(t, err, `jwtsvid: claim "role" of "spiffe://example.org/ns/prod/sa/web": `)
 	}
-	for _, into := range []any{nil, claims{}, (*claims)(nil), &wrong, new(int)} {
-		assert.ErrorContains(t, p.Claims(into), `jwtsvid: claims of "spiffe://example.org/ns/prod/sa/web": `)
-	}
-	assert.ErrorContains(t, new(jwtsvid.Verified).Claims(&c), "nothing was verified")
+	_, err = new(jwtsvid.Verified).Claim("role", new(any))
+	assert.ErrorContains(t, err, "nothing was verified")
 	assert.True(t, new(jwtsvid.Verified).ID().IsZero())
-}
-
-type unmarshaler struct{ Text string }
-
-func (u *unmarshaler) UnmarshalJSON(b []byte) error {
-	u.Text = string(b)
-	return nil
 }
 
 func TestMemory(t *testing.T) {
@@ -602,46 +552,23 @@ func TestMemoryBounds(t *testing.T) {
 		}
 		return n
 	}
-	for count, most := range map[int]int{-1: 0, 1: 1, 2: 2, 3: 3, 16: 16, 0: len(tokens)} {
-		n := remembered(validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{Remember: count}))
-		assert.LessOrEqual(t, n, most, "Remember: %d", count)
-		if count != -1 {
-			assert.Positive(t, n, "Remember: %d", count)
-		}
-		if count == 0 {
-			assert.Greater(t, n, 60, "64 of 1000 hardly collide four times")
-		}
-	}
-
-	// What expires first goes first.
-	v := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{Remember: 4})
-	var proofs []*jwtsvid.Verified
-	for _, token := range append(tokens[10:14:14], tokens[9], tokens[20]) {
-		p := must.Get(v.Validate(token))(t)
-		proofs = append(proofs, p)
-	}
-	for i := range 3 { // the fifth went in the place of the first, and the sixth in that of the fifth
-		p := must.Get(v.Validate(tokens[11+i]))(t)
-		assert.Same(t, proofs[1+i], p)
-	}
-	p := must.Get(v.Validate(tokens[10]))(t)
-	assert.NotSame(t, proofs[0], p)
+	v := validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{})
+	assert.Greater(t, remembered(v), 60, "64 of 1000 hardly collide four times")
 
 	// Long tokens are not worth it.
-	v = validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{})
 	long := es256(t, baseHeader, `{`+webSubject+`,"aud":"db","exp":1767225900,"x":"`+strings.Repeat("x", 4000)+`"}`)
 	a := must.Get(v.Validate(long))(t)
 	b := must.Get(v.Validate(long))(t)
 	assert.NotSame(t, a, b)
 }
 
-// TestConcurrentUse is for the race detector: a small memory, many tokens, a bundle that changes.
+// TestConcurrentUse is for the race detector: many tokens, a bundle that changes.
 func TestConcurrentUse(t *testing.T) {
 	t.Parallel()
 	var current atomic.Pointer[spiffe.Bundle]
 	current.Store(bundle(t, "example.org", "example.org"))
 	v := validator(t, &counted{answer: func(td spiffe.TrustDomain) (*spiffe.Bundle, error) { return current.Load().Bundle(td) }},
-		jwtsvid.ValidatorOptions{Remember: 3})
+		jwtsvid.ValidatorOptions{})
 	tokens := make([]string, 8)
 	for i := range tokens {
 		tokens[i] = es256(t, baseHeader, fmt.Sprintf(`{"sub":"spiffe://example.org/%d","aud":"db","exp":%d}`, i, now+100+i))

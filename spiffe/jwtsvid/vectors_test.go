@@ -1,7 +1,6 @@
 package jwtsvid_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -145,14 +144,9 @@ func TestVectorDetails(t *testing.T) {
 	}
 	assert.Equal(t, []string{"cache", "db"}, accepted("JV-03").Audience())
 	assert.Equal(t, time.Unix(now+300, 5e8).UTC(), accepted("JV-15").Expires())
-	var claims struct {
-		Role  string   `json:"role"`
-		Scope []string `json:"scope"`
-		Iat   json.Number
-	}
-	require.NoError(t, accepted("JV-51").Claims(&claims))
-	assert.Equal(t, "reader", claims.Role)
-	assert.Equal(t, []string{"a", "b"}, claims.Scope)
+	var role string
+	must.Get(accepted("JV-51").Claim("role", &role))(t)
+	assert.Equal(t, "reader", role)
 	assert.ErrorContains(t, bundle(t, "example.org", "example.org").Skipped()[0], `with key ID "wit-1"`)
 	weak := bundle(t, "example.org", "weak").Skipped()
 	require.Len(t, weak, 1)

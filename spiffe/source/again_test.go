@@ -125,7 +125,7 @@ func TestRunsAgain(t *testing.T) {
 		l := lastGood(t, dir, live)
 		require.ErrorIs(t, l.Run(t.Context()), live.err)
 		require.ErrorIs(t, l.Status().Err, live.err)
-		require.ErrorContains(t, l.Status().Refused, "there is nothing")
+		require.ErrorContains(t, l.Status().Refused, "no such file")
 
 		other := &flip{Source: ca.Source("/web")}
 		during(t, lastGood(t, dir, other), func() {}) // another process of the program

@@ -52,6 +52,6 @@ func ExampleFirst() {
 	}
 	defer src.Close()
 	svid, err := src.SVID()
-	fmt.Println(src.Name, svid, err)
-	// Output: files spiffe://example.org/web <nil>
+	fmt.Println(svid, err)
+	// Output: spiffe://example.org/web <nil>
 }

@@ -28,68 +28,48 @@ type Candidate struct {
 // usualWithin is the default of Candidate.Within.
 const usualWithin = 10 * time.Second
 
-// Choice is the source that [First] chose. It never fails over to another source, which may be weaker.
-type Choice struct {
-	// Source is the chosen source. Close closes it.
-	Source
-
-	// Name is the name of its Candidate.
-	Name string
-
-	// Passed says why each earlier candidate was not chosen, in order.
-	Passed []error
-}
-
-// First starts the candidates one after the other until one is ready, and returns it. It closes the candidates that
-// failed, and does not start the later ones. It logs the choice, at Info for the first candidate, otherwise at Warn
-// with the reasons; a nil log means no logs.
+// First starts the candidates one after the other until one is ready, and returns its source, which the program closes.
+// It does not start the later ones, and never fails over to them, which may be weaker. It logs the name, at Info for
+// the first candidate, otherwise at Warn with the reasons against the earlier ones; a nil log means no logs.
 //
 // If no candidate is ready, or ctx is done first, the error wraps [spiffe.ErrNotReady] and has the reason for each.
-func First(ctx context.Context, log *slog.Logger, candidates ...Candidate) (*Choice, error) {
+func First(ctx context.Context, log *slog.Logger, candidates ...Candidate) (Source, error) {
 	log = ratelog.Patient(log)
 	if err := checkCandidates(candidates); err != nil {
 		return nil, err
 	}
-	choice := &Choice{}
+	var passed error
 	for i, c := range candidates {
-		within := c.Within
-		if within == 0 && i < len(candidates)-1 {
-			within = usualWithin
+		if c.Within == 0 && i < len(candidates)-1 {
+			c.Within = usualWithin
 		}
-		src, err := c.start(ctx, within)
+		src, err := c.start(ctx)
 		if err == nil {
-			choice.Source, choice.Name = src, c.Name
-			level := slog.LevelInfo
-			if i > 0 {
-				level = slog.LevelWarn
+			level, attrs := slog.LevelInfo, []slog.Attr{slog.String("name", c.Name)}
+			if passed != nil {
+				level, attrs = slog.LevelWarn, append(attrs, slog.Any("passed", passed))
 			}
-			attrs := []slog.Attr{slog.String("name", choice.Name)}
-			if err := choice.passed(); err != nil {
-				attrs = append(attrs, slog.Any("passed", err))
-			}
-			log.LogAttrs(ctx, level, "source: chosen", slog.GroupAttrs("choice", attrs...))
-			return choice, nil
+			log.LogAttrs(ctx, level, "source: chosen", attrs...)
+			return src, nil
 		}
-		choice.Passed = append(choice.Passed, fmt.Errorf("%s: %w", c.Name, err))
+		err = fmt.Errorf("%s: %w", c.Name, err)
+		if passed != nil {
+			err = fmt.Errorf("%w; %w", passed, err)
+		}
+		passed = err
 		if ctx.Err() != nil {
 			break
 		}
 	}
-	err := fmt.Errorf("source: first: %w: %w", spiffe.ErrNotReady, choice.passed())
-	if skipped := len(candidates) - len(choice.Passed); skipped > 0 {
-		err = fmt.Errorf("%w; %d more were not tried: %w", err, skipped, context.Cause(ctx))
-	}
-	return nil, err
+	return nil, fmt.Errorf("source: first: %w: %w", spiffe.ErrNotReady, passed)
 }
 
 func checkCandidates(candidates []Candidate) error {
-	names := map[string]bool{}
 	for i, c := range candidates {
-		if c.Name == "" || c.Start == nil || c.Within < 0 || names[c.Name] {
-			return fmt.Errorf("source: first: candidate %d, %q: a name of its own and Start are required, "+
-				"and Within must not be negative", i+1, c.Name)
+		if c.Name == "" || c.Start == nil || c.Within < 0 {
+			return fmt.Errorf("source: first: candidate %d, %q: Name and Start are required, and Within must not be "+
+				"negative", i+1, c.Name)
 		}
-		names[c.Name] = true
 	}
 	if len(candidates) == 0 {
 		return errors.New("source: first: there are no candidates")
@@ -97,35 +77,17 @@ func checkCandidates(candidates []Candidate) error {
 	return nil
 }
 
-// start returns the source if it is ready in time; 0 means no limit.
-func (c *Candidate) start(ctx context.Context, within time.Duration) (Source, error) {
-	if within > 0 {
+// start returns the source if it is ready in time.
+func (c *Candidate) start(ctx context.Context) (Source, error) {
+	if c.Within > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, within,
-			fmt.Errorf("%w within %v", context.DeadlineExceeded, within))
+		ctx, cancel = context.WithTimeoutCause(ctx, c.Within,
+			fmt.Errorf("%w within %v", context.DeadlineExceeded, c.Within))
 		defer cancel()
 	}
 	src, err := c.Start(ctx)
-	if err != nil {
-		return nil, err
+	if err == nil && src == nil {
+		err = errors.New("its Start has returned neither a source nor an error")
 	}
-	if src == nil {
-		return nil, errors.New("its Start has returned neither a source nor an error")
-	}
-	if err := src.Ready(ctx); err != nil {
-		return nil, errors.Join(err, src.Close())
-	}
-	return src, nil
-}
-
-// passed returns the reasons in one line, or nil.
-func (c *Choice) passed() (all error) {
-	for _, err := range c.Passed {
-		if all == nil {
-			all = err
-		} else {
-			all = fmt.Errorf("%w; %w", all, err)
-		}
-	}
-	return all
+	return src, err
 }

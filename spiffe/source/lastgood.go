@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -52,12 +51,6 @@ type LastGoodConfig struct {
 	Logger *slog.Logger
 }
 
-// runner is a [Source] that is not running yet.
-type runner interface {
-	Source
-	Run(ctx context.Context) error
-}
-
 // LastGood is a [Source] that stores the last good bundles of another one, and on request its identity, so that a
 // program that restarts while the agent or CA is away works from its start.
 //
@@ -73,7 +66,6 @@ type runner interface {
 // are safe for concurrent use, and those that read never wait for a file.
 type LastGood struct {
 	cfg   LastGoodConfig
-	live  runner
 	log   *slog.Logger
 	store *store.Store
 	life  lifecycle.Life
@@ -107,7 +99,7 @@ func NewLastGood(cfg LastGoodConfig) (*LastGood, error) {
 		return nil, fmt.Errorf("source: last good: BundlesOnly is set, and a %T has no method Bundles that lists "+
 			"them", cfg.Source)
 	}
-	l := &LastGood{cfg: cfg, live: cfg.Source, log: ratelog.Patient(cfg.Logger), ready: make(chan struct{})}
+	l := &LastGood{cfg: cfg, log: ratelog.Patient(cfg.Logger), ready: make(chan struct{})}
 	l.store = store.New(cfg.Dir, ownDir, func(err error) {
 		l.log.Warn("source: Dir is in a folder that other users can write to, and can lose what is stored",
 			slog.Any("err", err))
@@ -144,7 +136,7 @@ func (l *LastGood) work(ctx context.Context) error {
 	wg.Go(func() { l.await(inner) })
 	wg.Go(func() { l.forward(inner) })
 	wg.Go(func() { l.keep(inner) })
-	err := l.live.Run(inner)
+	err := l.cfg.Source.Run(inner)
 	cancel()
 	wg.Wait()
 	if err != nil && ctx.Err() == nil {
@@ -162,8 +154,8 @@ func (l *LastGood) await(ctx context.Context) {
 		return
 	}
 	for {
-		changed := l.live.Changed()
-		if err := l.live.Ready(ctx); err == nil {
+		changed := l.cfg.Source.Changed()
+		if err := l.cfg.Source.Ready(ctx); err == nil {
 			break
 		}
 		select {
@@ -182,7 +174,7 @@ func (l *LastGood) await(ctx context.Context) {
 // forward notifies readers and keep of changes of the live source.
 func (l *LastGood) forward(ctx context.Context) {
 	for {
-		changed := l.live.Changed()
+		changed := l.cfg.Source.Changed()
 		l.news.Notify()
 		select {
 		case <-changed:
@@ -194,12 +186,12 @@ func (l *LastGood) forward(ctx context.Context) {
 
 // current returns the identity and bundles of the live source. The identity is nil for a source without one.
 func (l *LastGood) current() (*spiffe.SVID, *spiffe.BundleSet, error) {
-	snap, err := l.live.Snapshot()
+	snap, err := l.cfg.Source.Snapshot()
 	if err == nil {
 		svid, _ := snap.SVID() // of a snapshot: never an error
 		return svid, snap.Bundles(), nil
 	}
-	if b, ok := l.live.(interface{ Bundles() *spiffe.BundleSet }); ok && l.cfg.BundlesOnly &&
+	if b, ok := l.cfg.Source.(interface{ Bundles() *spiffe.BundleSet }); ok && l.cfg.BundlesOnly &&
 		!sourcereport.Withdrawn(err) {
 		return nil, b.Bundles(), nil
 	}
@@ -247,7 +239,7 @@ func (l *LastGood) isLive() bool {
 // and bundles stay readable.
 func (l *LastGood) Close() error {
 	_ = l.life.Close()
-	return l.live.Close()
+	return l.cfg.Source.Close()
 }
 
 // past returns the stored state if it is in use, or nil.
@@ -263,7 +255,7 @@ func (l *LastGood) past() *stored {
 // identity that has expired.
 func (l *LastGood) Snapshot() (*spiffe.Snapshot, error) {
 	st := l.past() // before the live source is asked, which may take over meanwhile
-	snap, err := l.live.Snapshot()
+	snap, err := l.cfg.Source.Snapshot()
 	if err == nil {
 		return snap, nil
 	}
@@ -288,7 +280,7 @@ func (l *LastGood) SVID() (*spiffe.SVID, error) {
 // own.
 func (l *LastGood) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	st := l.past() // before the live source is asked, which may take over meanwhile
-	b, err := l.live.Bundle(td)
+	b, err := l.cfg.Source.Bundle(td)
 	if err == nil {
 		return b, nil
 	}
@@ -322,57 +314,38 @@ func (l *LastGood) Changed() <-chan struct{} { return l.news.Changed() }
 // Report implements [report.Reporter] with the identity, the trust bundles, and the stored state as the upstream.
 // Stored state that is in use, or was refused, is a problem. The names of the metrics begin with svidkit_last_good.
 func (l *LastGood) Report() report.Report {
-	st := l.status()
+	live := l.isLive()
+	inUse := !live && l.past() != nil
 	var identity spiffe.SVIDSource
 	if !l.cfg.BundlesOnly {
 		identity = l
 	}
 	r := sourcereport.Of(identity, l, "")
-	if identity == nil && !st.Live && !st.InUse {
+	l.mu.Lock()
+	saved, refused, err := l.saved, l.refused, cmp.Or(l.ended, l.failed)
+	l.mu.Unlock()
+	r.Upstreams = []report.Upstream{{Name: "stored identity", LastSuccess: saved, Err: err}}
+	if inUse {
+		r.Problems = append(r.Problems, fmt.Errorf("what was stored at %s is in use, as the live source is not ready",
+			stamp(saved)))
+	}
+	if refused != nil {
+		r.Problems = append(r.Problems, refused)
+	}
+	if identity == nil && !live && !inUse {
 		r.NotReady = l.notReady(nil)
 	}
-	r.Upstreams = []report.Upstream{{Name: "stored identity", LastSuccess: st.Saved, Err: st.Err}}
-	if st.InUse {
-		r.Problems = append(r.Problems, fmt.Errorf("what was stored at %s is in use, as the live source is not ready",
-			st.Saved.UTC().Format("2006-01-02 15:04:05Z")))
-	}
-	if st.Refused != nil {
-		r.Problems = append(r.Problems, st.Refused)
-	}
-	r.Metrics = func(w io.Writer) error { return st.metrics().Write(w) }
-	return r
-}
-
-// lastGoodStatus is the state of a [LastGood] at one moment.
-type lastGoodStatus struct {
-	Live    bool      // the live source has been ready, and only its state is used
-	InUse   bool      // it has not, and stored state is in use
-	Saved   time.Time // when the live source last confirmed the stored state; zero if nothing is stored
-	Refused error     // why the state stored before the program started is not used, or nil
-	// why the last write failed, or the error of the live source's Run, or nil
-	Err error
-}
-
-func (l *LastGood) status() lastGoodStatus {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	live := l.isLive()
-	return lastGoodStatus{Live: live, InUse: !live && l.past() != nil, Saved: l.saved, Refused: l.refused,
-		Err: cmp.Or(l.ended, l.failed)}
-}
-
-func (st *lastGoodStatus) metrics() *metrics.Set {
 	m := new(metrics.Set)
 	m.Gauge("svidkit_last_good_in_use",
 		"Whether something is handed out that was stored before this program started.",
-		func() (float64, bool) { return metrics.Bool(st.InUse), true })
+		func() (float64, bool) { return metrics.Bool(inUse), true })
 	m.Gauge("svidkit_last_good_in_order", "Whether the last attempt to store has succeeded.",
-		func() (float64, bool) { return metrics.Bool(st.Err == nil), true })
+		func() (float64, bool) { return metrics.Bool(err == nil), true })
 	m.Gauge("svidkit_last_good_saved_timestamp_seconds",
-		"When what is stored was last had from the live source, in seconds since 1970.", func() (float64, bool) {
-			return metrics.Seconds(st.Saved), !st.Saved.IsZero()
-		})
-	return m
+		"When what is stored was last had from the live source, in seconds since 1970.",
+		func() (float64, bool) { return metrics.Seconds(saved), !saved.IsZero() })
+	r.Metrics = m.Write
+	return r
 }
 
 // fail records and logs a failed write.

@@ -41,7 +41,6 @@ var (
 	_ source.Federated = (*workloadapi.Source)(nil)
 	_ source.Federated = (*federation.Manager)(nil)
 	_ source.Federated = (*source.LastGood)(nil)
-	_ source.Source    = (*source.Choice)(nil)
 
 	_ = source.LastGoodConfig{Source: (*workloadapi.Source)(nil)}
 	_ = source.LastGoodConfig{Source: (*secretcache.Manager)(nil)}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -29,12 +30,13 @@ type merge struct {
 	own       Source
 	federated []Federated
 
-	cur atomic.Pointer[merged]
+	cur  atomic.Pointer[merged]
+	mu   sync.Mutex // held while cur is replaced
+	news renew.Signal
 
-	mu      sync.Mutex
-	changed chan struct{} // nil before the first
-	stop    func()        // closes it
-	closed  bool
+	forward sync.Once
+	stop    func()
+	done    <-chan struct{} // closed by stop
 }
 
 // merged is a snapshot and its parts.
@@ -48,8 +50,8 @@ type merged struct {
 // sources. The bundle of td always comes from own. The bundle of another trust domain comes from the first federated
 // source that has it, or from own if none has.
 //
-// The program starts and closes the sources. Ready waits only for own. Changed reports changes of any source, with one
-// goroutine for each source while its channel is open. Close ends these goroutines and closes no source.
+// The program starts and closes the sources. Ready waits only for own. Changed reports changes of any source; its first
+// call starts a goroutine for each source. Close ends these goroutines and closes no source.
 func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (Source, error) {
 	switch {
 	case td.IsZero():
@@ -58,7 +60,8 @@ func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (Source
 	case own == nil || slices.Contains(federated, nil):
 		return nil, errors.New("source: merge: a source is nil")
 	}
-	return &merge{td: td, own: own, federated: slices.Clone(federated)}, nil
+	ctx, stop := context.WithCancel(context.Background())
+	return &merge{td: td, own: own, federated: slices.Clone(federated), stop: stop, done: ctx.Done()}, nil
 }
 
 // SVID returns the identity of the own source. An identity of another trust domain is an error.
@@ -95,43 +98,50 @@ func (m *merge) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 // Snapshot returns the identity with all bundles. The same snapshot is returned until one of them changes. It fails
 // like the own source, or like SVID.
 func (m *merge) Snapshot() (*spiffe.Snapshot, error) {
-	own, err := m.own.Snapshot()
-	if err != nil {
-		return nil, err
-	}
-	if c := m.cur.Load(); c != nil && c.own == own && m.unchanged(c.sets) {
-		return c.snap, nil
+	if snap, _, err := m.current(); snap != nil || err != nil {
+		return snap, err
 	}
 	m.mu.Lock() // otherwise two readers could make two snapshots, or a slow one could restore an old state
 	defer m.mu.Unlock()
-	if own, err = m.own.Snapshot(); err != nil {
-		return nil, err
+	snap, own, err := m.current()
+	if snap != nil || err != nil {
+		return snap, err
 	}
 	svid, _ := own.SVID() // of a snapshot: never an error
 	if err := m.check(svid); err != nil {
 		return nil, err
 	}
-	if c := m.cur.Load(); c != nil && c.own == own && m.unchanged(c.sets) {
-		return c.snap, nil
-	}
 	c := &merged{own: own, sets: make([]*spiffe.BundleSet, len(m.federated))}
 	for i, f := range m.federated {
 		c.sets[i] = f.Bundles()
-	}
-	before, _ := spiffe.NewBundleSet()
-	if last := m.cur.Load(); last != nil {
-		before = last.snap.Bundles()
 	}
 	set, err := c.bundles(m.td)
 	if err != nil {
 		return nil, fmt.Errorf("source: merge: %w", err)
 	}
-	if set.Equal(before) { // so that readers see that nothing has changed
-		set = before
+	if last := m.cur.Load(); last != nil && set.Equal(last.snap.Bundles()) { // so that readers see that nothing changed
+		set = last.snap.Bundles()
 	}
 	c.snap = spiffe.NewSnapshot(svid, set)
 	m.cur.Store(c)
 	return c.snap, nil
+}
+
+// current returns the snapshot of the own source, and the last result of Snapshot if no source has changed since.
+func (m *merge) current() (snap, own *spiffe.Snapshot, err error) {
+	if own, err = m.own.Snapshot(); err != nil {
+		return nil, nil, err
+	}
+	c := m.cur.Load()
+	if c == nil || c.own != own {
+		return nil, own, nil
+	}
+	for i, f := range m.federated {
+		if f.Bundles() != c.sets[i] {
+			return nil, own, nil
+		}
+	}
+	return c.snap, own, nil
 }
 
 // bundles returns the bundle of td from the own source, and the bundles of the other trust domains.
@@ -153,47 +163,29 @@ func (c *merged) bundles(td spiffe.TrustDomain) (*spiffe.BundleSet, error) {
 	return spiffe.NewBundleSet(slices.Collect(maps.Values(all))...) // fails only for a nil or duplicate bundle
 }
 
-func (m *merge) unchanged(sets []*spiffe.BundleSet) bool {
-	for i, f := range m.federated {
-		if f.Bundles() != sets[i] {
-			return false
+// Changed returns a channel that is closed when one of the sources changes. Take the channel before reading, so that
+// no change is missed.
+func (m *merge) Changed() <-chan struct{} {
+	m.forward.Do(func() {
+		go m.follow(m.own.Changed(), m.own.Changed)
+		for _, f := range m.federated {
+			go m.follow(f.Changed(), f.Changed)
 		}
-	}
-	return true
+	})
+	return m.news.Changed()
 }
 
-// Changed returns a channel that is closed when one of the sources changes. Take the channel before reading, so that
-// no change is missed. While it is open there is a goroutine for each source, which Close ends.
-func (m *merge) Changed() <-chan struct{} {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.changed != nil {
+// follow passes on the changes of a source until Close.
+func (m *merge) follow(news <-chan struct{}, changed func() <-chan struct{}) {
+	for {
 		select {
-		case <-m.changed:
-		default:
-			return m.changed
+		case <-news:
+			news = changed()
+			m.news.Notify()
+		case <-m.done:
+			return
 		}
 	}
-	all := make(chan struct{})
-	stop := sync.OnceFunc(func() { close(all) })
-	m.changed, m.stop = all, stop
-	if m.closed {
-		return all
-	}
-	wait := func(one <-chan struct{}) {
-		go func() {
-			select {
-			case <-one:
-				stop()
-			case <-all:
-			}
-		}()
-	}
-	wait(m.own.Changed())
-	for _, f := range m.federated {
-		wait(f.Changed())
-	}
-	return all
 }
 
 // Ready waits until the own source is ready. It does not wait for the federated ones.
@@ -201,11 +193,8 @@ func (m *merge) Ready(ctx context.Context) error { return m.own.Ready(ctx) }
 
 // Close ends the goroutines that wait for changes, and returns nil. It does not close the sources.
 func (m *merge) Close() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.closed && m.stop != nil {
-		m.stop()
-	}
-	m.closed = true
+	m.forward.Do(func() {}) // none from now on
+	m.stop()
+	m.news.Notify()
 	return nil
 }

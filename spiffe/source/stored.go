@@ -58,16 +58,11 @@ func (l *LastGood) load(ctx context.Context) {
 		st, err = l.read(dir)
 		return err
 	})
-	if errors.Is(err, fs.ErrNotExist) {
-		err = errors.New("there is nothing")
-		if st != nil {
-			err = errors.New("there is no identity")
-		}
-	} else if err != nil {
-		l.log.LogAttrs(ctx, slog.LevelWarn, "source: what is stored is not used", slog.Any("err", err))
-	}
 	if err != nil {
 		err = fmt.Errorf("what is stored in %s is not used: %w", l.cfg.Dir, err)
+		if !errors.Is(err, fs.ErrNotExist) {
+			l.log.LogAttrs(ctx, slog.LevelWarn, "source: stored state refused", slog.Any("err", err))
+		}
 	}
 	l.mu.Lock()
 	l.refused = err
@@ -137,12 +132,7 @@ func usable(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Time) error {
 	if err := certchain.InTime(svid.Leaf(), now); err != nil {
 		return fmt.Errorf("%q: %w", svid.ID(), err)
 	}
-	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()),
-		&spiffe.VerifierOptions{Now: func() time.Time { return now }, Remember: -1})
-	if err == nil {
-		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
-	}
-	return err
+	return sourcereport.Refused(svid, bundles, now)
 }
 
 // savedMember is the member of the bundle map that says when it was last confirmed, in seconds since 1970.

@@ -18,6 +18,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/status"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -158,8 +159,7 @@ func TestRotation(t *testing.T) {
 			addr := serve(t, serverCreds(t, dbSource, dbSource, spiffe.AllowIDs(web), &serverOpts), &service{})
 			client := connect(t, addr, clientCreds(t, webSource, webSource, spiffe.AllowIDs(db), &clientOpts))
 			stop := load(t, client)
-			_, err := client.EmptyCall(callContext(t), &testpb.Empty{}, grpc.WaitForReady(true))
-			require.NoError(t, err)
+			must.Get(client.EmptyCall(callContext(t), &testpb.Empty{}, grpc.WaitForReady(true)))(t)
 			const rotations = 2
 			for n := range uint64(rotations) {
 				all(ca.Prepare)
@@ -249,15 +249,13 @@ func TestGrace(t *testing.T) {
 			}
 			addr := serve(t, serverCreds(t, dbSource, dbSource, spiffe.AllowIDs(web), &serverOpts), &service{})
 			client := connect(t, addr, clientCreds(t, webSource, webSource, spiffe.AllowIDs(db), &clientOpts))
-			stream, err := client.FullDuplexCall(callContext(t))
-			require.NoError(t, err)
-			_, err = stream.Recv()
-			require.NoError(t, err)
+			stream := must.Get(client.FullDuplexCall(callContext(t)))(t)
+			must.Get(stream.Recv())(t)
 			ca.Rotate()
 			ca.DropOldRoots()
 			dbSource.Renew()
 			webSource.Renew()
-			_, err = stream.Recv()
+			_, err := stream.Recv()
 			assert.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
 			assert.EqualValues(t, 1, counts(t, g).ended)
 			_, err = client.EmptyCall(callContext(t), &testpb.Empty{})
@@ -275,14 +273,13 @@ func TestIdleConnection(t *testing.T) {
 	addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil), &service{})
 	creds := clientCreds(t, webSource, webSource, spiffe.AllowIDs(db), &spiffetls.Config{Governor: g})
 	client := connect(t, addr, creds)
-	_, err := client.EmptyCall(callContext(t), &testpb.Empty{})
-	require.NoError(t, err)
+	must.Get(client.EmptyCall(callContext(t), &testpb.Empty{}))(t)
 	assert.EqualValues(t, 1, counts(t, g).open)
 	ca.Rotate()
 	ca.DropOldRoots()
 	webSource.Renew()
 	ended(t, g, 1)
 	assert.Zero(t, counts(t, g).open+counts(t, g).draining)
-	_, err = client.EmptyCall(callContext(t), &testpb.Empty{})
+	_, err := client.EmptyCall(callContext(t), &testpb.Empty{})
 	assert.Equal(t, codes.Unavailable, status.Code(err), "the server has the identity of the old root")
 }

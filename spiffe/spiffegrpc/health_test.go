@@ -16,6 +16,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/spiffegrpc"
@@ -29,7 +30,7 @@ func TestHealth(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	self := ca.SVID("/db")
 	var draining atomic.Bool
-	state, err := health.New(
+	state := must.Get(health.New(
 		health.Part{Name: "identity", Source: health.FromSources(self, ca.Bundle())},
 		health.Part{Name: "service", Check: func() error {
 			if draining.Load() {
@@ -37,10 +38,8 @@ func TestHealth(t *testing.T) {
 			}
 			return nil
 		}},
-	)
-	require.NoError(t, err)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	))(t)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	server := grpc.NewServer(grpc.Creds(serverCreds(t, self, ca.Bundle(), spiffe.AllowIDs(web), nil)))
 	healthpb.RegisterHealthServer(server, spiffegrpc.Health(state))
 	var wg sync.WaitGroup
@@ -55,22 +54,18 @@ func TestHealth(t *testing.T) {
 	client := healthpb.NewHealthClient(conn)
 	check := func(want healthpb.HealthCheckResponse_ServingStatus) {
 		t.Helper()
-		r, err := client.Check(callContext(t), &healthpb.HealthCheckRequest{})
-		require.NoError(t, err)
+		r := must.Get(client.Check(callContext(t), &healthpb.HealthCheckRequest{}))(t)
 		assert.Equal(t, want, r.GetStatus())
-		all, err := client.List(callContext(t), &healthpb.HealthListRequest{})
-		require.NoError(t, err)
+		all := must.Get(client.List(callContext(t), &healthpb.HealthListRequest{}))(t)
 		require.Len(t, all.GetStatuses(), 1)
 		assert.Equal(t, want, all.GetStatuses()[""].GetStatus())
 	}
 	check(serving)
 	ctx, cancel := context.WithCancel(callContext(t))
-	watch, err := client.Watch(ctx, &healthpb.HealthCheckRequest{})
-	require.NoError(t, err)
+	watch := must.Get(client.Watch(ctx, &healthpb.HealthCheckRequest{}))(t)
 	next := func(want healthpb.HealthCheckResponse_ServingStatus) {
 		t.Helper()
-		r, err := watch.Recv()
-		require.NoError(t, err)
+		r := must.Get(watch.Recv())(t)
 		assert.Equal(t, want, r.GetStatus())
 	}
 	next(serving)
@@ -87,8 +82,7 @@ func TestHealth(t *testing.T) {
 	assert.Equal(t, codes.NotFound, status.Code(err))
 	brief, end := context.WithTimeout(t.Context(), 1500*time.Millisecond) // in which it looks again
 	defer end()
-	watch, err = client.Watch(brief, &healthpb.HealthCheckRequest{Service: "billing.Invoices"})
-	require.NoError(t, err)
+	watch = must.Get(client.Watch(brief, &healthpb.HealthCheckRequest{Service: "billing.Invoices"}))(t)
 	next(healthpb.HealthCheckResponse_SERVICE_UNKNOWN)
 	_, err = watch.Recv()
 	assert.Equal(t, codes.DeadlineExceeded, status.Code(err), "a Watch goes on, as the service may appear")

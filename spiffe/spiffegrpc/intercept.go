@@ -79,43 +79,27 @@ type Methods map[string]spiffe.PolicySource
 // Policy implements [spiffe.PolicySource]. It returns the zero Policy, which allows no peer.
 func (Methods) Policy() spiffe.Policy { return spiffe.Policy{} }
 
-// MethodsFunc is like [Methods], with a function of the full name of a method. Nil denies. The function is called
-// for every call, and must not block.
-func MethodsFunc(policy func(method string) spiffe.PolicySource) spiffe.PolicySource {
-	return methodsFunc(policy)
-}
-
-type methodsFunc func(method string) spiffe.PolicySource
-
-// Policy implements [spiffe.PolicySource].
-func (methodsFunc) Policy() spiffe.Policy { return spiffe.Policy{} }
-
-// methodsOf returns the function that finds a method's policy in allow.
-func methodsOf(allow spiffe.PolicySource) (methodsFunc, error) {
-	switch allow := allow.(type) {
-	case methodsFunc:
-		if allow == nil {
-			return nil, errors.New("the MethodsFunc is nil")
-		}
-		return allow, nil
-	case Methods:
-		if len(allow) == 0 {
-			return nil, errors.New("Methods has no method")
-		}
-		for _, key := range slices.Sorted(maps.Keys(allow)) {
-			if err := cmp.Or(checkMethod(key), checkPolicy(allow[key])); err != nil {
-				return nil, fmt.Errorf("methods: %q: %w", key, err)
-			}
-		}
-		table := maps.Clone(allow)
-		return func(method string) spiffe.PolicySource {
-			if policy, ok := table[method]; ok {
-				return policy
-			}
-			return table[serviceOf(method)]
-		}, nil
+// policies returns the function that finds a method's policy in allow. It returns nil for a method without one.
+func policies(allow spiffe.PolicySource) (func(method string) spiffe.PolicySource, error) {
+	methods, ok := allow.(Methods)
+	if !ok {
+		return func(string) spiffe.PolicySource { return allow }, spiffe.CheckPolicySource(allow)
 	}
-	return func(string) spiffe.PolicySource { return allow }, checkPolicy(allow)
+	if len(methods) == 0 {
+		return nil, errors.New("Methods has no method")
+	}
+	for _, key := range slices.Sorted(maps.Keys(methods)) {
+		if err := cmp.Or(checkMethod(key), checkPolicy(methods[key])); err != nil {
+			return nil, fmt.Errorf("methods: %q: %w", key, err)
+		}
+	}
+	methods = maps.Clone(methods)
+	return func(method string) spiffe.PolicySource {
+		if policy, ok := methods[method]; ok {
+			return policy
+		}
+		return methods[method[:strings.LastIndexByte(method, '/')+1]] // of the service
+	}, nil
 }
 
 // checkMethod returns an error unless key is the full name of a method or of a service.
@@ -128,35 +112,12 @@ func checkMethod(key string) error {
 	return nil
 }
 
-// serviceOf returns the service of a method, with the slash.
-func serviceOf(method string) string { return method[:strings.LastIndexByte(method, '/')+1] }
-
-// checkPolicy returns an error for a policy that can allow no peer, whatever the method.
+// checkPolicy returns an error for a policy that can allow no peer.
 func checkPolicy(allow spiffe.PolicySource) error {
-	switch allow.(type) {
-	case Methods, methodsFunc:
-		return fmt.Errorf("a %T allows no peer here", allow)
+	if _, is := allow.(Methods); is {
+		return errors.New("Methods allows no peer here")
 	}
 	return spiffe.CheckPolicySource(allow)
-}
-
-// policyOf is the policy for one call, if there is one.
-type policyOf struct {
-	allow  spiffe.PolicySource
-	method string
-}
-
-// NoPolicy returns the error of [spiffetls.RequirePeer] for a method without a policy.
-func (p policyOf) NoPolicy() error {
-	return fmt.Errorf("%w: no policy is for the method %.200s", spiffe.ErrDenied, p.method)
-}
-
-// Policy implements [spiffe.PolicySource].
-func (p policyOf) Policy() spiffe.Policy {
-	if p.allow == nil {
-		return spiffe.Policy{}
-	}
-	return p.allow.Policy()
 }
 
 func interceptors(a admit, err error) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
@@ -164,7 +125,7 @@ func interceptors(a admit, err error) (grpc.UnaryServerInterceptor, grpc.StreamS
 }
 
 // RequirePeer returns interceptors that pass the calls of clients that the policy allow permits: one policy for all
-// methods, [Methods] or [MethodsFunc]. A server needs both interceptors, for unary calls and for streams, which are
+// methods, or [Methods]. A server needs both interceptors, for unary calls and for streams, which are
 // judged when they begin. They are for servers with [ServerCredentials], whose own policy decides about connections;
 // allow can only narrow it. A policy that [spiffe.CheckPolicySource] refuses is an error.
 //
@@ -175,7 +136,7 @@ func interceptors(a admit, err error) (grpc.UnaryServerInterceptor, grpc.StreamS
 // proven. The Logger and the Metrics of the credentials get the reason. With an error the interceptors deny all
 // calls.
 func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor, error) {
-	policy, err := methodsOf(allow)
+	policy, err := policies(allow)
 	if err != nil {
 		return interceptors(nil, fmt.Errorf("spiffegrpc: require peer: %w", err))
 	}
@@ -187,11 +148,15 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 		if info.conn == nil { // from other credentials
 			return nil, errUnauthenticated
 		}
-		handler, err := spiffetls.RequirePeer(policyOf{policy(method), method}, http.HandlerFunc(admitted))
+		allow := policy(method)
+		if allow == nil {
+			allow = noPolicy(method)
+		}
+		handler, err := spiffetls.RequirePeer(allow, http.HandlerFunc(admitted))
 		if err != nil {
 			return nil, errDenied
 		}
-		a := ask(handler, request(provenpeer.WithConn(ctx, info.conn), method))
+		a := ask(handler, request(provenpeer.With(ctx, info.conn), method))
 		switch {
 		case a.ctx != nil:
 			return ctx, nil
@@ -200,6 +165,13 @@ func RequirePeer(allow spiffe.PolicySource) (grpc.UnaryServerInterceptor, grpc.S
 		}
 		return nil, errDenied
 	}, nil)
+}
+
+// noPolicy denies all clients a method that has no policy.
+func noPolicy(method string) spiffe.Policy {
+	return spiffe.AllowFunc(func(spiffe.ID) error {
+		return fmt.Errorf("%w: no policy is for the method %.200s", spiffe.ErrDenied, method)
+	})
 }
 
 // RequireCaller returns two interceptors that pass the calls that a net/http middleware accepts. A server needs
@@ -323,37 +295,18 @@ func (a *answer) WriteHeader(status int) { a.status = status }
 //	})
 //	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(creds), grpc.WithPerRPCCredentials(tokens))
 //
-// With methods, written like the keys of [Methods], only calls of these carry the token. If an element is not the
-// name of a method or a service, every call fails.
-//
-// grpc-go sends no token over a connection that is not encrypted. The token goes to every server that the transport
+// For some calls alone, use [grpc.PerRPCCredentials] as an option of these calls. grpc-go sends no token over a connection that is not encrypted. The token goes to every server that the transport
 // credentials allow. Without a token the call ends with Unauthenticated and the text of the function's error. No
 // error has the token.
-func TokenCredentials(token func(context.Context) (string, error), methods ...string) credentials.PerRPCCredentials {
-	p := perRPC{token: token, methods: map[string]bool{}}
-	for _, m := range methods {
-		if err := checkMethod(m); err != nil {
-			p.mistake = fmt.Errorf("the method %q of TokenCredentials: %w", m, err)
-		}
-		p.methods[m] = true
-	}
-	return p
+func TokenCredentials(token func(context.Context) (string, error)) credentials.PerRPCCredentials {
+	return perRPC(token)
 }
 
-type perRPC struct {
-	token   func(context.Context) (string, error)
-	methods map[string]bool // empty: all
-	mistake error
-}
+type perRPC func(context.Context) (string, error)
 
 // GetRequestMetadata implements [credentials.PerRPCCredentials].
 func (p perRPC) GetRequestMetadata(ctx context.Context, _ ...string) (map[string]string, error) {
-	if call, _ := credentials.RequestInfoFromContext(ctx); p.mistake != nil {
-		return nil, status.Errorf(codes.Unauthenticated, "no token: %v", p.mistake)
-	} else if len(p.methods) > 0 && !p.methods[call.Method] && !p.methods[serviceOf(call.Method)] {
-		return nil, nil
-	}
-	token, err := p.token(ctx)
+	token, err := p(ctx)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, status.FromContextError(ctx.Err()).Err()

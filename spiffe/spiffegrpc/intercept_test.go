@@ -30,6 +30,7 @@ import (
 	"github.com/svidkit/svidkit/authn/jwt"
 	"github.com/svidkit/svidkit/authn/tokensource"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/spiffegrpc"
@@ -83,10 +84,6 @@ func TestRequirePeer(t *testing.T) {
 		"service":           {spiffegrpc.Methods{service_: spiffe.AllowIDs(web)}, ok, ok},
 		"another service":   {spiffegrpc.Methods{"/grpc.testing.Test/": spiffe.AllowIDs(web)}, denied, denied},
 		"method first":      {spiffegrpc.Methods{service_: spiffe.AllowIDs(web), unaryCall: spiffe.AllowIDs(ops)}, denied, ok},
-		"a function": {spiffegrpc.MethodsFunc(func(method string) spiffe.PolicySource {
-			return map[string]spiffe.PolicySource{unaryCall: spiffe.AllowIDs(web)}[method]
-		}), ok, denied},
-		"a function of mistakes": {spiffegrpc.MethodsFunc(func(string) spiffe.PolicySource { return spiffe.Policy{} }), denied, denied},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -104,11 +101,10 @@ func TestRequirePeer(t *testing.T) {
 					want++
 				}
 			}
-			text, err := metricstest.Of(failures.Report().Metrics)
-			require.NoError(t, err)
+			text := must.Get(metricstest.Of(failures.Report().Metrics))(t)
 			assert.Equal(t, want, text.Samples[`svidkit_tls_denied_requests_total{reason="denied"}`])
 			for _, err := range failures.Report().Problems {
-				if m, byMethod := c.allow.(spiffegrpc.Methods); name == "a function" || byMethod && m[unaryCall] == nil {
+				if m, byMethod := c.allow.(spiffegrpc.Methods); byMethod && m[unaryCall] == nil {
 					assert.ErrorContains(t, err, "no policy is for the method "+service_, "%s", name)
 				}
 				assert.ErrorContains(t, err, "request denied: from 127.0.0.1:")
@@ -194,7 +190,7 @@ func TestRequirePeerMistakes(t *testing.T) {
 	}
 	some := spiffe.AllowAnyPeer()
 	for _, allow := range []spiffe.PolicySource{
-		nil, spiffe.Policy{}, spiffegrpc.MethodsFunc(nil), spiffegrpc.Methods{}, spiffegrpc.Methods(nil),
+		nil, spiffe.Policy{}, spiffegrpc.Methods{}, spiffegrpc.Methods(nil),
 		spiffegrpc.Methods{"": some}, spiffegrpc.Methods{"/": some}, spiffegrpc.Methods{"//": some}, spiffegrpc.Methods{"//b": some},
 		spiffegrpc.Methods{"a.S/B": some}, spiffegrpc.Methods{"/a.S": some}, spiffegrpc.Methods{"/a.S/*": some}, spiffegrpc.Methods{"/a.S/B/": some},
 		spiffegrpc.Methods{"/a.S/B": nil}, spiffegrpc.Methods{"/a.S/B": spiffe.Policy{}},
@@ -208,20 +204,16 @@ func TestRequirePeerMistakes(t *testing.T) {
 	assert.Error(t, err)
 	denyAll(unary, stream)
 	assert.True(t, spiffegrpc.Methods{"/a.S/B": some}.Policy().IsZero())
-	assert.True(t, spiffegrpc.MethodsFunc(nil).Policy().IsZero())
 }
 
 // issuer signs tokens, and its bundle has the key.
 func issuer(t testing.TB, ca *spiffetest.CA) (*jwtsvid.Issuer, *spiffe.Bundle) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	i, err := jwtsvid.NewIssuer(ca.TrustDomain(), "k", key, nil)
-	require.NoError(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	i := must.Get(jwtsvid.NewIssuer(ca.TrustDomain(), "k", key, nil))(t)
 	c := ca.Bundle().Contents()
 	c.JWTAuthorities = map[string]crypto.PublicKey{"k": key.Public()}
-	b, err := spiffe.NewBundle(ca.TrustDomain(), c)
-	require.NoError(t, err)
+	b := must.Get(spiffe.NewBundle(ca.TrustDomain(), c))(t)
 	return i, b
 }
 
@@ -269,13 +261,11 @@ func TestRequireCaller(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	authority, bundle := issuer(t, ca)
 	token := func(r jwtsvid.Request) func(context.Context) (string, error) {
-		text, err := authority.Issue(r)
-		require.NoError(t, err)
+		text := must.Get(authority.Issue(r))(t)
 		return func(context.Context) (string, error) { return text, nil }
 	}
 	good := token(jwtsvid.Request{ID: ops, Audience: []string{"db"}})
-	text, err := good(t.Context())
-	require.NoError(t, err)
+	text := must.Get(good(t.Context()))(t)
 	const ok, refused = codes.OK, codes.Unauthenticated
 	for name, c := range map[string]struct {
 		token   func(context.Context) (string, error) // nil for none
@@ -296,8 +286,7 @@ func TestRequireCaller(t *testing.T) {
 			t.Parallel()
 			validator, err := jwtsvid.NewValidator(c.bundles, []string{"db"}, &jwtsvid.ValidatorOptions{Now: func() time.Time { return time.Now().Add(c.now) }})
 			require.NoError(t, err)
-			method, err := jwt.SVID(validator, spiffe.AllowIDs(ops))
-			require.NoError(t, err)
+			method := must.Get(jwt.SVID(validator, spiffe.AllowIDs(ops)))(t)
 			var log notes
 			tokens, tokenStream, err := spiffegrpc.RequireCaller(proven(method, slog.New(slog.NewTextHandler(&log, nil))))
 			require.NoError(t, err)
@@ -340,8 +329,7 @@ func TestRequireCaller(t *testing.T) {
 func TestRequireCallerSeesTheCall(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	v, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowIDs(web), nil)
-	require.NoError(t, err)
+	v := must.Get(spiffe.NewVerifier(ca.Bundle(), spiffe.AllowIDs(web), nil))(t)
 	var seen *http.Request
 	tokens, tokenStream, err := spiffegrpc.RequireCaller(proven(authn.Func(func(r *http.Request) (*authn.Caller, error) {
 		seen = r
@@ -351,8 +339,7 @@ func TestRequireCallerSeesTheCall(t *testing.T) {
 	addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil), &service{}, guarded(tokens, tokenStream)...)
 	client := connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil))
 	ctx := metadata.AppendToOutgoingContext(callContext(t), "x-request-id", "a", "x-request-id", "b", "x-raw-bin", "\x00")
-	_, err = client.UnaryCall(ctx, &testpb.SimpleRequest{})
-	require.NoError(t, err)
+	must.Get(client.UnaryCall(ctx, &testpb.SimpleRequest{}))(t)
 	assert.Equal(t, unaryCall, seen.URL.Path)
 	assert.Equal(t, addr, seen.Host)
 	assert.Equal(t, []string{"a", "b"}, seen.Header["X-Request-Id"])
@@ -372,16 +359,13 @@ func TestTokensNeedTLS(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	authority, bundle := issuer(t, ca)
-	text, err := authority.Issue(jwtsvid.Request{ID: ops, Audience: []string{"db"}})
-	require.NoError(t, err)
+	text := must.Get(authority.Issue(jwtsvid.Request{ID: ops, Audience: []string{"db"}}))(t)
 	creds := spiffegrpc.TokenCredentials(tokensource.Static(text).Token)
-	_, err = grpc.NewClient("127.0.0.1:1", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(creds))
+	_, err := grpc.NewClient("127.0.0.1:1", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(creds))
 	require.ErrorContains(t, err, "transport level security")
 
-	validator, err := jwtsvid.NewValidator(bundle, []string{"db"}, nil)
-	require.NoError(t, err)
-	method, err := jwt.SVID(validator, spiffe.AllowIDs(ops))
-	require.NoError(t, err)
+	validator := must.Get(jwtsvid.NewValidator(bundle, []string{"db"}, nil))(t)
+	method := must.Get(jwt.SVID(validator, spiffe.AllowIDs(ops)))(t)
 	var log notes
 	tokens, tokenStream, err := spiffegrpc.RequireCaller(proven(method, slog.New(slog.NewTextHandler(&log, nil))))
 	require.NoError(t, err)
@@ -393,10 +377,8 @@ func TestTokensNeedTLS(t *testing.T) {
 	assert.Contains(t, log.String(), "not encrypted")
 
 	// With grpc-go's own credentials for TLS it may.
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(web)})
-	require.NoError(t, err)
-	config, err := endpoint.ServerConfig()
-	require.NoError(t, err)
+	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowIDs(web)}))(t)
+	config := must.Get(endpoint.ServerConfig())(t)
 	addr = serve(t, credentials.NewTLS(config), &service{}, guarded(tokens, tokenStream)...)
 	client = connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil), grpc.WithPerRPCCredentials(creds))
 	_, err = client.UnaryCall(callContext(t), &testpb.SimpleRequest{})
@@ -432,65 +414,5 @@ func TestTokenCredentials(t *testing.T) {
 		if c.want == codes.OK {
 			assert.Equal(t, map[string]string{"authorization": "Bearer " + secret}, md)
 		}
-	}
-}
-
-// TestTokenForMethods: the token goes with calls of the chosen methods alone, and the server says by method by what its callers
-// prove themselves.
-func TestTokenForMethods(t *testing.T) {
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "example.org")
-	authority, bundle := issuer(t, ca)
-	text, err := authority.Issue(jwtsvid.Request{ID: ops, Audience: []string{"db"}})
-	require.NoError(t, err)
-	validator, err := jwtsvid.NewValidator(bundle, []string{"db"}, nil)
-	require.NoError(t, err)
-	token, err := jwt.SVID(validator, spiffe.AllowIDs(ops))
-	require.NoError(t, err)
-	verifier, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowIDs(web), nil)
-	require.NoError(t, err)
-	certificate := authn.ClientCertificate(verifier)
-	byMethod := authn.Func(func(r *http.Request) (*authn.Caller, error) {
-		if r.URL.Path == duplex {
-			return certificate.Authenticate(r)
-		}
-		return token.Authenticate(r)
-	})
-	const ok, refused = codes.OK, codes.Unauthenticated
-	for name, c := range map[string]struct {
-		server        authn.Authenticator
-		methods       []string
-		unary, stream codes.Code
-	}{
-		"all":                    {token, nil, ok, ok},
-		"a method":               {token, []string{unaryCall}, ok, refused},
-		"the other":              {token, []string{duplex}, refused, ok},
-		"the service":            {token, []string{service_}, ok, ok},
-		"both":                   {token, []string{duplex, unaryCall}, ok, ok},
-		"another service":        {token, []string{"/grpc.testing.Test/"}, refused, refused},
-		"a mistake":              {token, []string{"grpc.testing.TestService/UnaryCall"}, refused, refused},
-		"a mistake among others": {token, []string{service_, "/a"}, refused, refused},
-		"an empty one":           {token, []string{""}, refused, refused},
-		"by method":              {byMethod, []string{unaryCall}, ok, ok},
-		"by method, without":     {byMethod, []string{duplex}, refused, ok},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			unary, stream, err := spiffegrpc.RequireCaller(proven(c.server, nil))
-			require.NoError(t, err)
-			addr := serve(t, serverCreds(t, ca.SVID("/db"), ca.Bundle(), spiffe.AllowIDs(web), nil), &service{}, guarded(unary, stream)...)
-			tokens := spiffegrpc.TokenCredentials(func(context.Context) (string, error) { return text, nil }, c.methods...)
-			client := connect(t, addr, clientCreds(t, ca.SVID("/web"), ca.Bundle(), spiffe.AllowIDs(db), nil), grpc.WithPerRPCCredentials(tokens))
-			_, err = client.UnaryCall(callContext(t), &testpb.SimpleRequest{})
-			assert.Equal(t, c.unary, status.Code(err))
-			s, err := client.FullDuplexCall(callContext(t))
-			if err == nil {
-				_, err = s.Recv()
-			}
-			assert.Equal(t, c.stream, status.Code(err))
-			if strings.Contains(name, "mistake") {
-				assert.ErrorContains(t, err, "want /package.Service/Method, or /package.Service/")
-			}
-		})
 	}
 }

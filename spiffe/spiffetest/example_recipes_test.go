@@ -42,7 +42,7 @@ func ExampleCA_RequestFrom() {
 	}
 	// Output:
 	// 200 hello spiffe://example.org/web
-	// 403 spiffetls: no proven client: the request came without TLS, and from no http.Server; a test makes one that has a client by RequestFrom of package spiffetest
+	// 403 spiffetls: no proven client: the request came without TLS, or to a server without ConfigureServer; serve with ServeTLS or ListenAndServeTLS, see PeerFromState for servers of other packages, and make requests for tests by RequestFrom of package spiffetest
 }
 
 // An httptest.Server with mutual TLS.

@@ -1,13 +1,13 @@
 package spiffetls_test
 
 import (
+	"github.com/svidkit/svidkit/internal/test/must"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
@@ -42,10 +42,9 @@ func TestAlert(t *testing.T) {
 				})
 			}
 		}
-		dialer, err := spiffetls.New(spiffetls.Config{Self: refused, Peers: ca.Bundle(), Allow: servers})
-		require.NoError(t, err)
-		conn, err := dialer.DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "https://"))
-		require.NoError(t, err)
+		dialer := must.Get(spiffetls.New(spiffetls.Config{Self: refused, Peers: ca.Bundle(), Allow: servers}))(t)
+		conn := must.Get(dialer.DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "https://")))(t)
+		var err error
 		for err == nil {
 			_, err = conn.Write([]byte("hello"))
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -21,16 +22,13 @@ func TestChainEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		root := spiffetest.NewCA(t, "example.org")
 		good, short := root.Intermediate(), root.Intermediate(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(20 * time.Minute) })
-		needed, err := spiffe.NewSVID(short.Certificate("/web"))
-		require.NoError(t, err)
+		needed := must.Get(spiffe.NewSVID(short.Certificate("/web")))(t)
 		chain, key := good.Certificate("/web")
 		extra, _ := short.Certificate("/web")
-		more, err := spiffe.NewSVID(append(chain, extra[1:]...), key)
-		require.NoError(t, err)
+		more := must.Get(spiffe.NewSVID(append(chain, extra[1:]...), key))(t)
 		present := func(svid *spiffe.SVID, peers spiffe.BundleSource) error {
-			config, err := clientConfig(spiffetls.Config{Self: svid, Peers: peers, Allow: spiffe.AllowAnyPeer()})
-			require.NoError(t, err)
-			_, err = config.GetClientCertificate(new(tls.CertificateRequestInfo))
+			config := must.Get(clientConfig(spiffetls.Config{Self: svid, Peers: peers, Allow: spiffe.AllowAnyPeer()}))(t)
+			_, err := config.GetClientCertificate(new(tls.CertificateRequestInfo))
 			return err
 		}
 		time.Sleep(20 * time.Minute)

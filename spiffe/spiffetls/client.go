@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/tlsalert"
@@ -21,10 +20,10 @@ import (
 // whose server is verified; see [PeerFromConn]. Connecting takes at most 30 seconds, and the handshake at most
 // HandshakeTimeout. An address without a policy in Hosts is not dialled. Sessions are not resumed.
 func (e *Endpoint) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	if e.asClient() != nil {
-		return nil, fmt.Errorf("spiffetls: dial: %w", e.asClient())
+	if err := e.asClient(); err != nil {
+		return nil, fmt.Errorf("spiffetls: dial: %w", err)
 	}
-	return e.dial(ctx, dialing{newNetDialer().DialContext, e.client(), e.config.HandshakeTimeout, 0}, network, addr)
+	return e.dial(ctx, dialing{newNetDialer().DialContext, e.clientConfig(), e.config.HandshakeTimeout, 0}, network, addr)
 }
 
 // Client does the handshake of a client on a connection that the caller has made, for example through a proxy or
@@ -33,16 +32,14 @@ func (e *Endpoint) DialContext(ctx context.Context, network, addr string) (net.C
 // Hosts. Client owns below from now on, and closes it on an error.
 func (e *Endpoint) Client(ctx context.Context, below net.Conn, addr string) (*tls.Conn, error) {
 	err := e.asClient()
-	if err != nil {
-		err = fmt.Errorf("spiffetls: client: %w", err)
-	} else {
+	if err == nil {
 		err = e.hosts.known(addr)
 	}
 	if err != nil {
 		_ = below.Close()
-		return nil, err
+		return nil, fmt.Errorf("spiffetls: client: %w", err)
 	}
-	return e.handshake(ctx, below, dialing{config: e.client(), timeout: e.config.HandshakeTimeout}, addr)
+	return e.handshake(ctx, below, dialing{config: e.clientConfig(), timeout: e.config.HandshakeTimeout}, addr)
 }
 
 // Transport returns a new HTTP transport, for HTTP/2 and HTTP/1.1. The host in a URL is the address to connect to;
@@ -57,8 +54,8 @@ func (e *Endpoint) Client(ctx context.Context, below net.Conn, addr string) (*tl
 // TLSHandshakeTimeout at each call; a clone continues to use the original's. Without DialTLSContext no server is
 // accepted. A client that is refused gets the server's alert.
 func (e *Endpoint) Transport() (*http.Transport, error) {
-	if e.asClient() != nil {
-		return nil, fmt.Errorf("spiffetls: transport: %w", e.asClient())
+	if err := e.asClient(); err != nil {
+		return nil, fmt.Errorf("spiffetls: transport: %w", err)
 	}
 	c := e.clientConfig()
 	c.RootCAs = x509.NewCertPool()                                      // accepts no server without DialTLSContext
@@ -97,7 +94,7 @@ type dialing struct {
 
 func (e *Endpoint) dial(ctx context.Context, d dialing, network, addr string) (net.Conn, error) {
 	if err := e.hosts.known(addr); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("spiffetls: dial: %w", err)
 	}
 	below, err := d.dial(ctx, network, addr)
 	if err != nil {
@@ -112,77 +109,43 @@ func (e *Endpoint) dial(ctx context.Context, d dialing, network, addr string) (n
 
 // handshake makes a client connection over below, which it owns.
 func (e *Endpoint) handshake(ctx context.Context, below net.Conn, d dialing, addr string) (*tls.Conn, error) {
-	at := addressOf(addr)
 	raw := &rawConn{Conn: below, e: e, client: true, born: time.Now()}
-	var proven proof // if the handshake succeeds
-	var state tls.ConnectionState
-	c := e.configAt(d.config, at, &proven, &state)
 	hctx := ctx
 	if d.timeout > 0 {
 		var cancel context.CancelFunc
 		hctx, cancel = context.WithTimeout(ctx, d.timeout)
 		defer cancel()
 	}
-	conn, err := tlsalert.Client(hctx, raw, c, d.first)
-	switch {
-	case err != nil && ctx.Err() != nil: // the caller gave up
-		e.config.Metrics.failed(failure{stage: "tls", err: ctx.Err()})
+	conn, err := tlsalert.Client(hctx, raw, e.configAt(d.config, addressOf(addr), raw), d.first)
+	if err != nil && ctx.Err() != nil { // the caller gave up
+		e.config.Metrics.failed(failure{reason: reasonFor(ctx.Err()), remote: addr, err: ctx.Err(), at: e.now()})
 		return nil, err
-	case err != nil:
+	}
+	if err != nil {
 		return nil, e.failed(false, addr, err)
 	}
-	if e.config.Governor != nil { // the Governor listens to the sources from now on
-		if proven, err = e.verify(state, spiffe.ServerRole, at); err != nil {
-			_ = raw.Close()
-			return nil, e.failed(false, addr, err)
-		}
-	}
-	e.config.Metrics.good(false, state.DidResume)
-	raw.verified(proven, state)
-	raw.holds = e.holds(proven, addr)
+	e.config.Metrics.good(false, raw.state.DidResume)
+	e.govern(raw, spiffe.ServerRole, remote(below), raw.proof, raw.state)
 	return conn, nil
 }
 
-// configAt returns base for one connection to an address. Its handshake stores the proof in proven.
-func (e *Endpoint) configAt(base *tls.Config, at hostport, proven *proof, state *tls.ConnectionState) *tls.Config {
+// configAt returns base for one connection to an address. Its handshake stores the proof in raw.
+func (e *Endpoint) configAt(base *tls.Config, at hostport, raw *rawConn) *tls.Config {
 	c := base.Clone()
 	if c.ServerName == "" {
 		c.ServerName = at.host // net/http made it
 	}
-	if c.ClientSessionCache != nil {
-		c.ClientSessionCache = sessionsAt{c.ClientSessionCache, at.String()}
-	}
 	c.InsecureSkipVerify = true // see ClientConfig
-	c.VerifyConnection = func(cs tls.ConnectionState) (err error) {
+	c.VerifyConnection = func(cs tls.ConnectionState) error {
 		cs.ServerName = c.ServerName // crypto/tls leaves out an IP address
-		*state = cs
-		if *proven, err = e.verify(cs, spiffe.ServerRole, at); err == nil && base.VerifyConnection != nil {
+		p, err := e.verify(cs, spiffe.ServerRole, at)
+		if err == nil && base.VerifyConnection != nil {
 			err = base.VerifyConnection(cs)
 		}
+		raw.proof, raw.state = p, cs
 		return err
 	}
 	return c
-}
-
-// holds returns a function that says why a server is no longer allowed at its address, or nil if that cannot change.
-// As in a [Governor], a source that fails ends no connection.
-func (e *Endpoint) holds(p proof, addr string) func() error {
-	if e.hosts == nil || p.peer == nil {
-		return nil
-	}
-	var once sync.Once
-	return func() error {
-		err := e.hosts.allow(p.addr, p.peer.ID())
-		if err == nil || undecided(err) {
-			return nil
-		}
-		once.Do(func() {
-			if e.notes() {
-				e.note(failureOf(false, addr, err)) // the handshake was good
-			}
-		})
-		return fmt.Errorf("spiffetls: nothing is sent: %w", err)
-	}
 }
 
 var errPlainHTTP = errors.New("spiffetls: refusing to send a request without TLS; use an https URL")

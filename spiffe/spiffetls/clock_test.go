@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -21,8 +22,7 @@ import (
 func TestRequirePeerByItsClock(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	handler, err := spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who)
-	require.NoError(t, err)
+	handler := must.Get(spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who))(t)
 	for _, protocol := range []*spiffetls.Config{nil, http1} {
 		for name, ahead := range map[string]time.Duration{"ahead": 24 * time.Hour, "behind": -24 * time.Hour} {
 			var now atomic.Int64
@@ -34,25 +34,22 @@ func TestRequirePeerByItsClock(t *testing.T) {
 			wide := func(c *x509.Certificate) { c.NotBefore, c.NotAfter = start.Add(-48*time.Hour), start.Add(96*time.Hour) }
 			roots := ca.Intermediate(wide)
 			chain, _ := roots.Certificate("/web")
-			bundle, err := spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{X509Authorities: chain[1:]})
-			require.NoError(t, err)
+			bundle := must.Get(spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{X509Authorities: chain[1:]}))(t)
 
+			var failures spiffetls.Metrics
 			s := &http.Server{Handler: handler}
-			require.NoError(t, configureServer(s, spiffetls.Config{Self: roots.SVID("/db", wide), Peers: bundle, Allow: spiffe.AllowAnyPeer(), Now: clock}))
+			require.NoError(t, configureServer(s, spiffetls.Config{Self: roots.SVID("/db", wide), Peers: bundle, Allow: spiffe.AllowAnyPeer(), Now: clock, Metrics: &failures}))
 			url := serve(t, s, nil)
 			opts := &spiffetls.Config{Now: func() time.Time { return start }}
 			if protocol != nil {
 				opts.NextProtos = protocol.NextProtos
 			}
-			transport, err := newTransport(with(opts, roots.SVID("/web", valid), bundle, spiffe.AllowAnyPeer()))
-			require.NoError(t, err)
+			transport := must.Get(newTransport(with(opts, roots.SVID("/web", valid), bundle, spiffe.AllowAnyPeer())))(t)
 			t.Cleanup(transport.CloseIdleConnections)
 			client := &http.Client{Transport: transport}
 			ask := func() (code int, closes bool) {
-				resp, err := client.Get(url)
-				require.NoError(t, err, name)
-				_, err = io.Copy(io.Discard, resp.Body)
-				require.NoError(t, err)
+				resp := must.Get(client.Get(url))(t, name)
+				must.Get(io.Copy(io.Discard, resp.Body))(t)
 				require.NoError(t, resp.Body.Close())
 				return resp.StatusCode, resp.Close
 			}
@@ -64,6 +61,7 @@ func TestRequirePeerByItsClock(t *testing.T) {
 			now.Store(ends.Add(time.Second).UnixNano())
 			code, closes := ask()
 			require.Equal(t, http.StatusForbidden, code, "%s, after its end", name)
+			assert.Equal(t, "proof_expired", one(t, &failures).Kind)
 			assert.Equal(t, protocol != nil, closes, "by HTTP/2 the connection ends, and no header says so")
 			now.Store(start.UnixNano())
 			code, _ = ask()

@@ -1,15 +1,21 @@
 package spiffetls
 
 import (
+	"cmp"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
-	"slices"
+	"net"
+	"os"
 	"strings"
+	"syscall"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/guard"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -25,13 +31,10 @@ type HandshakeError struct {
 	// present.
 	Err error
 
-	// Clock is empty, or says in words why a clock may be wrong. It is a guess.
-	Clock string
-
-	hint string // another remedy
+	hint string // a remedy, or why a clock may be wrong
 }
 
-// Error names the side that was refused, the reason, and Clock if it is set.
+// Error names the side that was refused, and the reason. It says so if a clock may be wrong, which is a guess.
 func (e *HandshakeError) Error() string {
 	text := "spiffetls: "
 	if !e.refusal() {
@@ -41,9 +44,9 @@ func (e *HandshakeError) Error() string {
 	} else {
 		text += "the server is refused: "
 	}
-	text += strings.TrimPrefix(strings.TrimPrefix(e.Err.Error(), "spiffetls: "), "spiffe: ") + e.hint
-	if e.Clock != "" {
-		text += "; " + e.Clock
+	text += strings.TrimPrefix(strings.TrimPrefix(e.Err.Error(), "spiffetls: "), "spiffe: ")
+	if e.hint != "" {
+		text += "; " + e.hint
 	}
 	return text
 }
@@ -65,192 +68,156 @@ func webRefusal(err error) bool {
 // clockSkew is the largest difference that is blamed on a clock.
 const clockSkew = 5 * time.Minute
 
-// refused returns the error for a peer that was not accepted.
-func (e *Endpoint) refused(role spiffe.Role, err error) *HandshakeError {
-	he := &HandshakeError{Server: role == spiffe.ClientRole, Err: err}
+// clockHint returns how a clock may be the cause of err, or "".
+func (e *Endpoint) clockHint(err error) string {
 	invalid, ok := errors.AsType[x509.CertificateInvalidError](err)
 	if !ok || invalid.Reason != x509.Expired || invalid.Cert == nil {
-		return he
+		return ""
 	}
-	now, cert := e.now(), invalid.Cert
-	var own time.Time // when this side's identity was issued, by the CA's clock
-	if e.config.Self != nil {
-		if svid, err := e.config.Self.SVID(); err == nil && svid != nil {
-			own = svid.Leaf().NotBefore
-		}
-	}
-	switch early, late := cert.NotBefore.Sub(now), now.Sub(cert.NotAfter); {
+	now := e.now()
+	early, late := invalid.Cert.NotBefore.Sub(now), now.Sub(invalid.Cert.NotAfter)
+	switch {
 	case early > 0:
-		he.Clock = fmt.Sprintf("the certificate becomes valid only in %s: compare the clocks", readable(early))
-		if now.Before(own) {
-			he.Clock += "; this side's is slow, as its own certificate is not valid yet either"
-		}
-	case late > 0 && late <= clockSkew && !own.After(cert.NotAfter): // otherwise it has expired by the CA's clock too
-		he.Clock = fmt.Sprintf(
-			"the certificate expired %s ago: if the other side renews in time, compare the clocks", readable(late))
+		return fmt.Sprintf("the certificate becomes valid only in %s: compare the clocks", early.Round(time.Second))
+	case late > 0 && late <= clockSkew:
+		return fmt.Sprintf("the certificate expired %s ago: if the other side renews in time, compare the clocks",
+			late.Round(time.Second))
 	}
-	return he
-}
-
-func readable(d time.Duration) time.Duration {
-	if d < time.Second {
-		return d.Round(time.Millisecond)
-	}
-	return d.Round(time.Second)
+	return ""
 }
 
 // failure is a handshake that failed, or a request that [RequirePeer] denied.
 type failure struct {
-	server bool   // this side
-	remote string // the address of the other side, or the name that a client dialled
-
-	// stage is as in a [spiffe.VerifyError]; or "identity" if this side had none to present, "web" if a client with
-	// WebRoots refused the server, "request" if a request was denied, and "tls" if TLS itself failed or the other
-	// side ended the handshake.
-	stage string
+	server, request bool   // this side; not a handshake
+	remote          string // the address of the other side, or the name that a client dialled
+	reason          string // one of the reasons of [Metrics]
 
 	// id is a claim in a handshake, which is judged before the other side has proved that it holds its key. In a
 	// request it is proven.
 	id  spiffe.ID
 	err error
+	at  time.Time
 }
 
 // failed records the failure of a handshake, if err is not nil, and returns err.
 func (e *Endpoint) failed(server bool, remote string, err error) error {
-	if err != nil && e.notes() {
-		e.record(failureOf(server, remote, err))
+	if err != nil {
+		f := failure{server: server, remote: remote, reason: reasonFor(err), err: err}
+		if ve, ok := errors.AsType[*spiffe.VerifyError](err); ok {
+			f.id = ve.ID
+		}
+		e.record(f)
 	}
 	return err
 }
 
-// notes reports whether failures are recorded.
-func (e *Endpoint) notes() bool { return e.log != nil || e.config.Metrics != nil }
+const maxReason = 1024
 
-// record counts f, and notes it.
+// record counts and logs f.
 func (e *Endpoint) record(f failure) {
+	f.at = e.now()
 	e.config.Metrics.failed(f)
-	e.note(f)
-}
-
-// note logs f, and keeps it for the report.
-func (e *Endpoint) note(f failure) {
-	e.config.Metrics.keep(e.now(), f)
-	if e.log == nil {
-		return
+	key := "unverified_id"
+	if f.request {
+		key = "id"
 	}
 	var name string
-	if f.stage == "policy" || f.stage == "request" { // before that any peer could make up names
+	if f.request || f.reason == "denied" { // before that any peer could make up names
 		name = f.id.String()
 	}
-	e.log.LogOf(slog.LevelWarn, name, f.message(), causeOf(f.stage, f.err), f.attrs()...)
+	attrs := []slog.Attr{slog.String("remote", cmp.Or(f.remote, "unknown"))}
+	if !f.id.IsZero() {
+		attrs = append(attrs, slog.String(key, f.id.String()))
+	}
+	text := redact.Clip(strings.TrimPrefix(f.err.Error(), "spiffetls: "), maxReason)
+	e.log.LogOf(slog.LevelWarn, name, f.message(), f.reason, append(attrs, slog.String("err", text))...)
 }
 
-// failureOf returns the failure of a handshake.
-func failureOf(server bool, remote string, err error) failure {
-	f := failure{server: server, remote: remote, stage: stageOf(err), err: err}
-	if ve, ok := errors.AsType[*spiffe.VerifyError](err); ok {
-		f.id = ve.ID
-	}
-	return f
-}
-
-// stageOf returns the stage at which a handshake, or the judgement of a connection, has failed.
-func stageOf(err error) string {
-	if ve, ok := errors.AsType[*spiffe.VerifyError](err); ok {
-		return ve.Stage
-	}
-	if webRefusal(err) {
-		return "web"
-	}
-	if _, ok := errors.AsType[*HandshakeError](err); ok {
-		return "identity"
-	}
-	return "tls"
-}
-
-// message is the text of the log line.
 func (f *failure) message() string {
-	switch {
-	case f.stage == "request":
+	if f.request {
 		return "spiffetls: request denied"
-	case f.stage == "identity":
-		return "spiffetls: handshake failed: no identity to present"
-	case f.stage == "tls":
-		return "spiffetls: handshake failed"
-	case f.server:
-		return "spiffetls: client refused"
 	}
-	return "spiffetls: server refused"
+	return "spiffetls: handshake failed"
 }
 
 // sides are the labels of this side.
 var sides = map[bool]string{true: "server", false: "client"}
 
-const maxReason = 1024
-
-// attrs are the attributes for a Logger.
-func (f *failure) attrs() []slog.Attr {
-	attrs := []slog.Attr{slog.String("remote", f.remote)}
-	if !f.id.IsZero() {
-		key := "unverified_id"
-		if f.stage == "request" {
-			key = "id"
+// reasonFor returns the reason of a handshake that failed, or of a connection that is refused later.
+func reasonFor(err error) string {
+	if ve, ok := errors.AsType[*spiffe.VerifyError](err); ok {
+		switch ve.Stage {
+		case "leaf":
+			return "not_an_svid"
+		case "bundle":
+			return reasonOf(err, "no_bundle", []known{
+				{spiffe.ErrUnknownTrustDomain, "unknown_trust_domain"}, {spiffe.ErrNoAuthority, "no_authority"},
+			})
+		case "policy":
+			return "denied"
 		}
-		attrs = append(attrs, slog.String(key, f.id.String()))
+		return chainReason(err)
 	}
-	he, ok := errors.AsType[*HandshakeError](f.err)
-	if !ok {
-		return append(attrs, slog.String("err", redact.Clip(f.err.Error(), maxReason)))
+	if webRefusal(err) {
+		return chainReason(err)
 	}
-	attrs = append(attrs, slog.String("err", redact.Clip(he.Err.Error(), maxReason)))
-	if he.Clock != "" {
-		attrs = append(attrs, slog.String("clock", he.Clock))
+	if _, ok := errors.AsType[*HandshakeError](err); ok {
+		return "no_identity"
 	}
-	return attrs
-}
-
-// Limits on the failures in a report.
-const (
-	maxKept = 8
-	keptFor = time.Hour
-)
-
-// kept is the latest of several similar failures.
-type kept struct {
-	failure
-	count int
-	last  time.Time
-}
-
-// keep records f for the report. A nil Metrics keeps nothing.
-func (m *Metrics) keep(now time.Time, f failure) {
-	if m == nil {
-		return
+	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		return "not_tls"
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	k := kept{f, 1, now}
-	i := slices.IndexFunc(m.kept, func(old kept) bool {
-		return old.server == f.server && old.stage == f.stage && old.id == f.id && host(old.remote) == host(f.remote)
+	if e, ok := errors.AsType[*net.OpError](err); ok && e.Op == "remote error" { // the wording of crypto/tls
+		return "refused"
+	}
+	return reasonOf(err, "other", []known{
+		{errNotJudged, "not_verified"}, {errUnproven, "not_proven"}, {errTooMany, "too_many"}, {errForeign, "ungoverned"},
+		{context.DeadlineExceeded, "timeout"}, {os.ErrDeadlineExceeded, "timeout"}, {context.Canceled, "canceled"},
+		{io.EOF, "closed"}, {io.ErrUnexpectedEOF, "closed"}, {syscall.ECONNRESET, "closed"}, {syscall.EPIPE, "closed"},
 	})
-	if i >= 0 {
-		k.count += m.kept[i].count
-		m.kept = slices.Delete(m.kept, i, i+1)
-	}
-	m.kept = slices.Insert(m.kept, 0, k)[:min(len(m.kept)+1, maxKept)]
 }
 
-// problems returns the last failures, the newest first.
-func (m *Metrics) problems() (all []error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, k := range m.kept {
-		if time.Since(k.last) < keptFor {
-			all = append(all, fmt.Errorf("%s: from %s, %d times, the last at %s: %w",
-				k.message(), k.remote, k.count, k.last.UTC().Format(time.RFC3339), k.err))
+// requestReason returns the reason of a request that was denied.
+func requestReason(err error) string {
+	return reasonOf(err, "denied", []known{
+		{errProofExpired, "proof_expired"}, {errNoProof, "no_certificate"}, {guard.ErrPath, "unclear_path"},
+	})
+}
+
+// known is an error with its reason.
+type known struct {
+	err    error
+	reason string
+}
+
+// reasonOf returns the reason of the first error in all that err wraps, or otherwise.
+func reasonOf(err error, otherwise string, all []known) string {
+	for _, k := range all {
+		if errors.Is(err, k.err) {
+			return k.reason
 		}
 	}
-	return all
+	return otherwise
 }
 
-func host(addr string) string { return addressOf(addr).host }
+// chainReason returns the reason why a chain does not verify.
+func chainReason(err error) string {
+	if errors.Is(err, errNoWebRoots) {
+		return "no_roots"
+	}
+	if _, ok := errors.AsType[x509.HostnameError](err); ok {
+		return "wrong_host"
+	}
+	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
+		return "unknown_authority"
+	}
+	if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
+		switch e.Reason {
+		case x509.Expired:
+			return "expired"
+		case x509.IncompatibleUsage:
+			return "wrong_role"
+		}
+	}
+	return "invalid"
+}

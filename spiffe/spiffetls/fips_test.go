@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -32,19 +33,15 @@ func TestFIPS(t *testing.T) {
 	t.Parallel()
 	only := fips140.Enforced()
 	ca := spiffetest.NewCA(t, "example.org")
-	rootKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	rootKey := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	keys := map[string]crypto.Signer{}
 	fips140.WithoutEnforcement(func() { // what others have
-		_, keys["Ed25519"], err = ed25519.GenerateKey(rand.Reader)
-		require.NoError(t, err)
+		_, keys["Ed25519"] = must.Get2(ed25519.GenerateKey(rand.Reader))(t)
 		for name, curve := range map[string]elliptic.Curve{"ECDSA P-256": elliptic.P256(), "ECDSA P-384": elliptic.P384(), "ECDSA P-521": elliptic.P521(), "ECDSA P-224": elliptic.P224()} {
-			keys[name], err = ecdsa.GenerateKey(curve, rand.Reader)
-			require.NoError(t, err)
+			keys[name] = must.Get(ecdsa.GenerateKey(curve, rand.Reader))(t)
 		}
 		for name, bits := range map[string]int{"RSA 1024": 1024, "RSA 2048": 2048, "RSA 3072": 3072} {
-			keys[name], err = rsa.GenerateKey(rand.Reader, bits)
-			require.NoError(t, err)
+			keys[name] = must.Get(rsa.GenerateKey(rand.Reader, bits))(t)
 		}
 	})
 	template := func(n int64) *x509.Certificate {
@@ -53,12 +50,9 @@ func TestFIPS(t *testing.T) {
 	root := template(1)
 	root.IsCA, root.BasicConstraintsValid, root.KeyUsage = true, true, x509.KeyUsageCertSign
 	root.URIs = []*url.URL{ca.TrustDomain().ID().URL()}
-	rootDER, err := x509.CreateCertificate(rand.Reader, root, root, rootKey.Public(), rootKey)
-	require.NoError(t, err)
-	rootCert, err := x509.ParseCertificate(rootDER)
-	require.NoError(t, err)
-	bundle, err := spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{X509Authorities: []*x509.Certificate{rootCert}})
-	require.NoError(t, err)
+	rootDER := must.Get(x509.CreateCertificate(rand.Reader, root, root, rootKey.Public(), rootKey))(t)
+	rootCert := must.Get(x509.ParseCertificate(rootDER))(t)
+	bundle := must.Get(spiffe.NewBundle(ca.TrustDomain(), spiffe.BundleContents{X509Authorities: []*x509.Certificate{rootCert}}))(t)
 	server, err := serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: bundle, Allow: spiffe.AllowMembersOf(ca.TrustDomain())})
 	require.NoError(t, err)
 
@@ -81,8 +75,7 @@ func TestFIPS(t *testing.T) {
 		leaf := template(2)
 		leaf.URIs, leaf.Subject = []*url.URL{spiffe.MustParseID("spiffe://example.org/web").URL()}, pkix.Name{}
 		leaf.KeyUsage, leaf.ExtKeyUsage = x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
-		der, err := x509.CreateCertificate(rand.Reader, leaf, root, keys[key].Public(), rootKey)
-		require.NoError(t, err)
+		der := must.Get(x509.CreateCertificate(rand.Reader, leaf, root, keys[key].Public(), rootKey))(t)
 		return shake(&tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: keys[key]}}, CurvePreferences: curves})
 	}
 	for _, key := range []string{"ECDSA P-256", "ECDSA P-384", "ECDSA P-521", "RSA 2048", "RSA 3072", "Ed25519"} {

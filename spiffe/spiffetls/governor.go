@@ -6,18 +6,15 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"math"
 	"math/rand/v2"
-	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -32,8 +29,8 @@ import (
 //
 // # When
 //
-// A change of a source with a method Changed() <-chan struct{} is noticed at once, but at most once a second; any
-// other change after at most Interval. A connection whose proof no longer holds is drained after a random part of
+// A change of a source with a method Changed() <-chan struct{} is noticed within a second, and any other change after
+// at most Interval. A connection whose proof no longer holds is drained after a random part of
 // Jitter, and cut Grace later: within Interval + Jitter + Grace, or 1 second + Jitter + Grace if the source has
 // Changed. A peer that is trusted again before it is drained stays. A source that fails ends no connection.
 //
@@ -73,7 +70,7 @@ import (
 // transports. It must not be copied, and its fields must not change once it is in use.
 type Governor struct {
 	// Interval is how often all connections are judged, and so the longest time after which a change of a source
-	// without a Changed method is noticed. 0 means one minute.
+	// without a Changed method is noticed. 0 or less means one minute.
 	Interval time.Duration
 
 	// Grace is how long a draining connection may finish its requests. 0 means 30 seconds and less than
@@ -84,228 +81,171 @@ type Governor struct {
 	// all reconnect at once. 0 means 10 seconds and less than 0 none.
 	Jitter time.Duration
 
-	// Logger logs each connection that is drained and why (Info), and sources that fail (Warn), with the
-	// attributes peer, remote, side, reason and err. Nil means silence.
-	Logger *slog.Logger
-
-	toLog sync.Once
-	log   *slog.Logger // see logger
-
 	running atomic.Bool
-	hooked  sync.Map // weak.Pointer[tls.Conn] to *governed, for the ConnState hook of net/http
 
-	mu       sync.Mutex
-	wake     chan struct{} // a connection was added; see woken
-	conns    map[*governed]struct{}
-	draining int
-	endedBy  map[string]uint64
+	mu      sync.Mutex
+	conns   map[any]*governed // by the key of their link
+	added   bool              // a connection, since all were judged
+	endedBy map[string]uint64
 }
 
 const (
-	governorPause = time.Second     // between two rounds of judging all
+	governorPause = time.Second     // between two looks at the sources, and at draining connections
 	quiet         = time.Second     // after which HTTP/2 of a server has flushed its responses
 	silence       = 5 * time.Second // after which a client's connection is idle
-	maxSources    = 1000            // that can wake Run; others are noticed after Interval
 )
 
-// check returns an error if a field is invalid.
-func (g *Governor) check() error {
-	if g.Interval < 0 {
-		return errors.New("the Interval of the Governor is negative; 0 means one minute")
-	}
-	return nil
-}
-
 // The values of the fields, with their defaults.
-func (g *Governor) interval() time.Duration { return cmp.Or(g.Interval, time.Minute) }
-func (g *Governor) grace() time.Duration    { return max(0, cmp.Or(g.Grace, 30*time.Second)) }
-func (g *Governor) jitter() time.Duration   { return max(0, cmp.Or(g.Jitter, 10*time.Second)) }
-func (g *Governor) logger() *slog.Logger {
-	g.toLog.Do(func() { g.log = ratelog.Patient(g.Logger) })
-	return g.log
-}
-
-// woken returns the channel by which a new connection wakes Run.
-func (g *Governor) woken() chan struct{} {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.wake == nil {
-		g.wake = make(chan struct{}, 1)
+func (g *Governor) interval() time.Duration {
+	if g.Interval <= 0 {
+		return time.Minute
 	}
-	return g.wake
+	return g.Interval
 }
+func (g *Governor) grace() time.Duration  { return max(0, cmp.Or(g.Grace, 30*time.Second)) }
+func (g *Governor) jitter() time.Duration { return max(0, cmp.Or(g.Jitter, 10*time.Second)) }
 
 // governed is one connection.
 type governed struct {
-	e     *Endpoint
-	role  spiffe.Role         // of the peer
-	chain []*x509.Certificate // as presented
+	e      *Endpoint
+	role   spiffe.Role         // of the peer
+	chain  []*x509.Certificate // as presented
+	remote string
 	proof
 	link  link
 	since time.Time
 	share float64     // of the jitter
 	leave atomic.Bool // it is draining; read by its requests
+	cause string      // while it is draining: the reason as a label. The Governor's lock guards it.
 
 	// Only Run's goroutine uses these, once the connection is added.
-	at       time.Time // when to drain it or, once it is draining, when to look again
-	cut      time.Time // while it is draining: when to cut it
-	reason   error     // why it is drained; nil while the proof holds
-	cause    string    // the label of reason
-	draining bool      // written with the Governor's lock
+	at     time.Time // when to drain it or, while it is draining, when to cut it
+	reason error     // why it is drained; nil while the proof holds
 }
 
 // link ends a connection. Its methods never wait.
 type link interface {
-	drain() // begins to end the connection
+	key() any // no other connection has it
+	drain()   // begins to end the connection
 	cut()
-	idleIn() time.Duration // how soon it may be idle; 0 or less if it is now
-	gone() bool            // the connection was closed
-	remote() string
+	idle() bool
 }
 
-// govern returns the argument of add.
-func (e *Endpoint) govern(l link, role spiffe.Role, p proof, cs tls.ConnectionState) *governed {
+// govern puts a connection under the Governor, if there is one. The Governor judges it once more, as the sources may
+// have changed since the handshake.
+func (e *Endpoint) govern(l link, role spiffe.Role, remote string, p proof, cs tls.ConnectionState) *governed {
 	g, now := e.config.Governor, time.Now()
-	c := &governed{e: e, role: role, chain: cs.PeerCertificates, proof: p, link: l, since: now, share: rand.Float64()}
+	if g == nil {
+		return nil
+	}
+	c := &governed{
+		e: e, role: role, chain: cs.PeerCertificates, remote: remote, proof: p, link: l, since: now,
+		share: rand.Float64(),
+	}
 	if role == spiffe.ClientRole && e.config.Self != nil {
 		if svid, err := e.config.Self.SVID(); err == nil && svid != nil {
 			c.own = svid.NotAfter()
 		}
 	}
 	c.at = g.farewell(c, now)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.conns == nil {
+		g.conns, g.endedBy = map[any]*governed{}, map[string]uint64{}
+	}
+	g.conns[l.key()], g.added = c, true
 	return c
 }
 
-// add puts a connection under the Governor, which judges it once more, as the sources may have changed since the
-// handshake.
-func (g *Governor) add(c *governed) {
-	g.mu.Lock()
-	if g.conns == nil {
-		g.conns, g.endedBy = map[*governed]struct{}{}, map[string]uint64{}
-	}
-	g.conns[c] = struct{}{}
-	g.mu.Unlock()
-	select {
-	case g.woken() <- struct{}{}:
-	default: // Run is awake already
-	}
-}
-
-// remove forgets a connection. It may be called more than once.
-func (g *Governor) remove(c *governed) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if _, ok := g.conns[c]; !ok {
+// remove forgets the connection with the key, if there is one. A nil Governor has none.
+func (g *Governor) remove(key any) {
+	if g == nil {
 		return
 	}
-	delete(g.conns, c)
-	if c.draining {
-		g.draining--
-		g.endedBy[c.cause]++
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	c := g.conns[key]
+	if c == nil {
+		return
 	}
-	if s, ok := c.link.(*served); ok {
-		g.hooked.Delete(s.conn)
+	delete(g.conns, key)
+	if c.cause != "" {
+		g.endedBy[c.cause]++
 	}
 }
 
-// all returns the connections at this moment.
-func (g *Governor) all() []*governed {
+// all returns the connections at this moment, and whether any was added since the last call.
+func (g *Governor) all() (all []*governed, added bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return slices.Collect(maps.Keys(g.conns))
+	added, g.added = g.added, false
+	return slices.Collect(maps.Values(g.conns)), added
 }
 
 // Run judges and ends connections until ctx is done, and then returns nil. Connections stay open
 // when it returns. Only one call may run at a time.
 func (g *Governor) Run(ctx context.Context) error {
-	if err := g.check(); err != nil {
-		return fmt.Errorf("spiffetls: governor: %w", err)
-	}
 	if !g.running.CompareAndSwap(false, true) {
 		return errors.New("spiffetls: governor: Run is running already")
 	}
 	defer g.running.Store(false)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	own := selectCases(ctx.Done(), g.woken())
-	own = append(own, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(timer.C)})
 	var (
-		cases []reflect.SelectCase
-		round = time.Now() // when all are judged again
-		last  time.Time    // when they were
+		changes     []<-chan struct{} // of all sources, from before they were last asked
+		last, round time.Time         // when all connections were judged, and will be if nothing changes
 	)
-	for ctx.Err() == nil {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C:
+		}
 		now := time.Now()
+		all, added := g.all()
+		if added || slices.ContainsFunc(changes, closed) {
+			round = last.Add(governorPause)
+		}
 		if !round.After(now) {
-			// Before judging, so that no change is missed.
-			cases = append(slices.Clip(own), selectCases(g.changes()...)...)
+			changes = changesOf(all)
 			last, round = now, now.Add(g.interval())
-			g.judgeAll(ctx)
-		}
-		next := round
-		if step := g.act(ctx); !step.IsZero() && step.Before(next) {
-			next = step
-		}
-		timer.Reset(time.Until(next))
-		if i, _, _ := reflect.Select(cases); i != 2 { // there is a new connection, or a source has changed
-			cases = own
-			if soon := last.Add(governorPause); soon.Before(round) {
-				round = soon
+			for _, c := range all {
+				g.judge(c)
 			}
 		}
+		timer.Reset(time.Until(g.act(all, round)))
 	}
-	return nil
 }
 
-func selectCases(channels ...<-chan struct{}) (cases []reflect.SelectCase) {
-	for _, ch := range channels {
-		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ch)})
+func closed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
 	}
-	return cases
 }
 
-// changes returns the channels that are closed when a source of a connection changes.
-func (g *Governor) changes() (all []<-chan struct{}) {
+// changesOf returns the channels that are closed when a source of a connection changes.
+func changesOf(conns []*governed) (all []<-chan struct{}) {
 	heard := map[*Endpoint]bool{}
-	for _, c := range g.all() {
+	for _, c := range conns {
 		if heard[c.e] {
 			continue
 		}
 		heard[c.e] = true
 		for _, source := range c.e.changers {
-			if len(all) < maxSources {
-				all = append(all, source.Changed())
-			}
+			all = append(all, source.Changed())
 		}
 	}
 	return all
 }
 
-// judgeAll judges all connections, without the lock.
-func (g *Governor) judgeAll(ctx context.Context) {
-	var failure error
-	stay := 0
-	for _, c := range g.all() {
-		switch {
-		case ctx.Err() != nil:
-			return
-		case c.link.gone():
-			g.remove(c)
-		case !c.draining:
-			if err := g.judge(c); err != nil {
-				failure = err
-				stay++
-			}
-		}
+// judge decides about a connection, unless it is draining.
+func (g *Governor) judge(c *governed) {
+	if c.leave.Load() {
+		return
 	}
-	if stay > 0 {
-		g.logger().Warn("connections cannot be judged and stay open",
-			slog.Int("connections", stay), slog.Any("err", failure))
-	}
-}
-
-// judge decides about a connection that is not draining. The error is from a source that failed.
-func (g *Governor) judge(c *governed) error {
 	p, err := c.e.judge(c.chain, c.role, c.name, c.addr)
 	now := time.Now()
 	switch {
@@ -313,30 +253,31 @@ func (g *Governor) judge(c *governed) error {
 		c.peer, c.notAfter = p.peer, p.notAfter // perhaps by another path with another expiry
 		c.reason, c.at = nil, g.farewell(c, now)
 	case undecided(err):
-		return err
+		c.e.log.Warn("spiffetls: a connection cannot be judged and stays open", reasonFor(err), c.attrs(err)...)
 	case c.reason == nil:
-		c.reason, c.cause, c.at = err, causeOf(stageOf(err), err), now.Add(g.spread(c))
+		c.reason, c.at = err, now.Add(g.spread(c))
 		if end := c.end(now); end.Before(c.at) {
 			c.at = end
 		}
 	}
-	return nil
+}
+
+func (c *governed) attrs(err error) []slog.Attr {
+	return []slog.Attr{
+		slog.String("peer", c.proof.String()), slog.String("remote", c.remote),
+		slog.String("side", sides[c.role == spiffe.ClientRole]), slog.Any("err", err),
+	}
 }
 
 // undecided reports whether err only means that the source of bundles, roots or policies failed.
 func undecided(err error) bool {
-	if errors.Is(err, errNoWebRoots) {
+	switch reasonFor(err) {
+	case "no_bundle", "no_roots":
 		return true
-	}
-	ve, ok := errors.AsType[*spiffe.VerifyError](err)
-	switch {
-	case !ok:
-		return false
-	case ve.Stage == "policy":
+	case "denied":
 		return !errors.Is(err, spiffe.ErrDenied)
 	}
-	return ve.Stage == "bundle" &&
-		!errors.Is(err, spiffe.ErrUnknownTrustDomain) && !errors.Is(err, spiffe.ErrNoAuthority)
+	return false
 }
 
 func (g *Governor) spread(c *governed) time.Duration {
@@ -365,16 +306,21 @@ func (g *Governor) farewell(c *governed, now time.Time) time.Time {
 	return start
 }
 
-// act takes the steps that are due and returns the time of the next one, or the zero time for none.
-func (g *Governor) act(ctx context.Context) (next time.Time) {
-	for _, c := range g.all() {
+// act takes the steps that are due, and returns when to look again: at round or earlier.
+func (g *Governor) act(all []*governed, round time.Time) (next time.Time) {
+	next = round
+	if soon := time.Now().Add(governorPause); soon.Before(next) {
+		next = soon
+	}
+	for _, c := range all {
 		now := time.Now()
-		if ctx.Err() == nil && !c.at.After(now) {
-			if !c.draining && !g.drain(c, now) || g.finish(c, now) {
-				continue
-			}
+		if !c.leave.Load() && !c.at.After(now) {
+			g.drain(c, now)
 		}
-		if next.IsZero() || c.at.Before(next) {
+		if c.leave.Load() && (c.link.idle() || !c.at.After(now)) {
+			g.remove(c.link.key())
+			c.link.cut()
+		} else if c.at.Before(next) {
 			next = c.at
 		}
 	}
@@ -383,40 +329,22 @@ func (g *Governor) act(ctx context.Context) (next time.Time) {
 
 var errProofEnds = errors.New("the proof is about to expire")
 
-// drain begins to end a connection, unless it was removed.
-func (g *Governor) drain(c *governed, now time.Time) bool {
+// drain begins to end a connection.
+func (g *Governor) drain(c *governed, now time.Time) {
+	cause := "proof_ends"
 	if c.reason == nil {
-		c.reason, c.cause = errProofEnds, "proof_ends"
+		c.reason = errProofEnds
+	} else {
+		cause = reasonFor(c.reason)
 	}
 	g.mu.Lock()
-	_, open := g.conns[c]
-	if open {
-		c.draining = true
-		g.draining++
-	}
+	c.cause = cause
 	g.mu.Unlock()
-	if !open {
-		return false
-	}
-	g.logger().Info("connection is drained",
-		slog.String("peer", c.proof.String()), slog.String("remote", c.link.remote()),
-		slog.String("side", sides[c.role == spiffe.ClientRole]), slog.String("reason", c.reason.Error()))
-	c.cut = c.end(now)
-	if by := now.Add(g.grace()); by.Before(c.cut) {
-		c.cut = by
+	c.e.log.Log(slog.LevelInfo, "spiffetls: connection is drained", cause, c.attrs(c.reason)...)
+	c.at = c.end(now)
+	if by := now.Add(g.grace()); by.Before(c.at) {
+		c.at = by
 	}
 	c.leave.Store(true) // before it checks for idle; connState checks in the other order
 	c.link.drain()
-	return true
-}
-
-// finish ends a draining connection if it is idle or its time is over, and reports whether it did.
-func (g *Governor) finish(c *governed, now time.Time) bool {
-	if wait := c.link.idleIn(); wait > 0 && now.Before(c.cut) && !c.link.gone() {
-		c.at = now.Add(min(wait, c.cut.Sub(now)))
-		return false
-	}
-	g.remove(c)
-	c.link.cut()
-	return true
 }

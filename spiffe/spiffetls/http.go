@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime"
 	"sync/atomic"
 	"time"
 	"weak"
@@ -28,19 +29,16 @@ import (
 // about failed handshakes goes to the Logger at Debug, as the reason is there at Warn already, or without a Logger
 // to [slog.Default] at Warn. Other lines go to the standard logger.
 func (e *Endpoint) ConfigureServer(s *http.Server) error {
-	switch {
-	case e.asServer() != nil:
-		return fmt.Errorf("spiffetls: configure server: %w", e.asServer())
-	case s == nil:
-		return errors.New("spiffetls: configure server: no server")
-	case s.TLSConfig != nil:
+	if err := e.asServer(); err != nil {
+		return fmt.Errorf("spiffetls: configure server: %w", err)
+	}
+	if s.TLSConfig != nil {
 		return errors.New("spiffetls: configure server: the server has a TLSConfig; leave it nil")
 	}
 	base := e.serverConfig()
 	if base.NextProtos == nil {
 		base.NextProtos = []string{"h2", "http/1.1"}
 	}
-	base.VerifyConnection = e.verifyClient
 	base.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		conn, ok := hello.Context().Value(connKey{}).(*connection)
 		switch {
@@ -58,7 +56,7 @@ func (e *Endpoint) ConfigureServer(s *http.Server) error {
 		return c, nil
 	}
 	s.TLSConfig = base
-	if s.ErrorLog == nil && e.log != nil {
+	if s.ErrorLog == nil && e.config.Logger != nil {
 		s.ErrorLog = ratelog.ErrorLog(e.log, slog.LevelDebug)
 	} else if s.ErrorLog == nil {
 		s.ErrorLog = ratelog.ErrorLog(ratelog.New(slog.Default(), 0), slog.LevelWarn)
@@ -103,30 +101,67 @@ type connKey struct{}
 
 type connection struct {
 	e     *Endpoint
-	tls   weak.Pointer[tls.Conn]
+	tls   weak.Pointer[tls.Conn]      // net/http does not report the end of a hijacked connection
 	peer  atomic.Pointer[spiffe.Peer] // nil until the handshake is done, and for a client without a certificate
 	entry atomic.Pointer[governed]    // nil without a Governor
+	h2    bool
+	rests atomic.Pointer[time.Time] // since when it is idle; nil if it is not, as far as is known
 }
 
-// finished implements accepted.
-func (c *connection) finished() bool {
-	tc := c.tls.Value()
-	return tc == nil || tc.ConnectionState().HandshakeComplete
-}
+// above implements accepted.
+func (c *connection) above() *tls.Conn { return c.tls.Value() }
 
 // verified implements accepted.
 func (c *connection) verified(p proof, cs tls.ConnectionState) {
 	c.peer.Store(p.peer) // requests are read only after a successful handshake
-	g, tc := c.e.config.Governor, c.tls.Value()
-	if g == nil || tc == nil {
+	c.h2 = cs.NegotiatedProtocol == "h2"
+	tc, g := c.tls.Value(), c.e.config.Governor
+	if tc == nil || g == nil {
 		return
 	}
-	link := &served{conn: c.tls, addr: remote(tc), h2: cs.NegotiatedProtocol == "h2", born: time.Now()}
-	link.active.Store(true) // until net/http says otherwise
-	entry := c.e.govern(link, spiffe.ClientRole, p, cs)
-	c.entry.Store(entry)
-	g.hooked.Store(c.tls, entry)
-	g.add(entry)
+	c.entry.Store(c.e.govern(c, spiffe.ClientRole, remote(tc), p, cs))
+	runtime.AddCleanup(tc, g.remove, c.key())
+}
+
+func (c *connection) key() any { return c.tls }
+func (c *connection) drain()   {} // net/http checks whether it should leave
+
+func (c *connection) cut() {
+	if conn := c.tls.Value(); conn != nil {
+		_ = conn.NetConn().Close() // conn.Close would wait for a peer that does not read
+	}
+}
+
+// idle waits a moment for HTTP/2, as net/http reports a connection idle before it has flushed the last response.
+func (c *connection) idle() bool {
+	since := c.rests.Load()
+	return since != nil && (!c.h2 || time.Since(*since) >= quiet)
+}
+
+// connState is the ConnState hook of net/http.
+func (g *Governor) connState(conn net.Conn, s http.ConnState) {
+	tc, ok := conn.(*tls.Conn)
+	if !ok {
+		return
+	}
+	g.mu.Lock()
+	c := g.conns[weak.Make(tc)]
+	g.mu.Unlock()
+	if c == nil {
+		return // not verified yet, or not governed
+	}
+	link := c.link.(*connection)
+	switch s {
+	case http.StateIdle:
+		link.rests.Store(new(time.Now()))
+		if c.leave.Load() && !link.h2 {
+			_ = conn.Close()
+		}
+	case http.StateClosed:
+		g.remove(link.key())
+	default: // a hijacked connection stays active and governed
+		link.rests.Store(nil)
+	}
 }
 
 // leaving tells the clients of draining connections to connect anew.

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -48,8 +49,7 @@ func TestMessages(t *testing.T) {
 	prefix := func(p string) error {
 		return only(serverConfig(spiffetls.Config{Self: self, Peers: bundle, Allow: spiffe.AllowPathPrefix(td, p)}))
 	}
-	oneID, err := spiffe.ParsePolicy("spiffe://example.org/ns/prod")
-	require.NoError(t, err)
+	oneID := must.Get(spiffe.ParsePolicy("spiffe://example.org/ns/prod"))(t)
 
 	server := httptest.NewUnstartedServer(whose)
 	require.NoError(t, configureServer(server.Config, spiffetls.Config{Self: self, Peers: bundle, Allow: allow}))
@@ -63,8 +63,7 @@ func TestMessages(t *testing.T) {
 	plain.Start()
 	t.Cleanup(plain.Close)
 	request := func(url string, peers spiffe.BundleSource, allow spiffe.PolicySource) error {
-		transport, err := newTransport(with(nil, ca.SVID("/web"), peers, allow))
-		require.NoError(t, err)
+		transport := must.Get(newTransport(with(nil, ca.SVID("/web"), peers, allow)))(t)
 		defer transport.CloseIdleConnections()
 		resp, err := (&http.Client{Transport: transport}).Get(url)
 		if err == nil {
@@ -77,8 +76,7 @@ func TestMessages(t *testing.T) {
 		h.ServeHTTP(w, r)
 		return fmt.Errorf("%s", w.Body)
 	}
-	expired, err := spiffe.NewSVID(ca.Broken("Expired"))
-	require.NoError(t, err)
+	expired := must.Get(spiffe.NewSVID(ca.Broken("Expired")))(t)
 
 	for what, c := range map[string]struct {
 		err  error
@@ -152,8 +150,7 @@ func TestMessages(t *testing.T) {
 
 func clientConfigOf(t *testing.T, self *spiffe.SVID, bundle *spiffe.Bundle) *tls.Config {
 	t.Helper()
-	config, err := clientConfig(spiffetls.Config{Self: self, Peers: bundle, Allow: spiffe.AllowAnyPeer()})
-	require.NoError(t, err)
+	config := must.Get(clientConfig(spiffetls.Config{Self: self, Peers: bundle, Allow: spiffe.AllowAnyPeer()}))(t)
 	return config
 }
 
@@ -165,8 +162,7 @@ func body(t *testing.T, url string) error {
 
 func bodyOf(t *testing.T, client *http.Client, url string) error {
 	t.Helper()
-	resp, err := client.Get(url)
-	require.NoError(t, err)
+	resp := must.Get(client.Get(url))(t)
 	defer resp.Body.Close()
 	text := make([]byte, 1<<10)
 	n, _ := resp.Body.Read(text)
@@ -175,8 +171,7 @@ func bodyOf(t *testing.T, client *http.Client, url string) error {
 
 func peerOfTCP(t *testing.T, addr net.Addr) error {
 	t.Helper()
-	conn, err := net.Dial("tcp", addr.String())
-	require.NoError(t, err)
+	conn := must.Get(net.Dial("tcp", addr.String()))(t)
 	defer conn.Close()
 	return only(spiffetls.PeerFromConn(conn))
 }

@@ -1,21 +1,14 @@
 package spiffetls
 
 import (
-	"context"
-	"crypto/tls"
-	"crypto/x509"
-	"errors"
+	"fmt"
 	"io"
 	"maps"
-	"net"
-	"os"
 	"slices"
 	"sync"
-	"syscall"
+	"time"
 
-	"github.com/svidkit/svidkit/internal/guard"
 	"github.com/svidkit/svidkit/internal/metrics"
-	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
@@ -49,9 +42,8 @@ import (
 //
 //	no_identity     this side has none to present, or it has expired
 //	not_tls         the other side does not speak TLS
-//	not_verified    a client ended the handshake before it was verified, or has no TLS version in common
+//	not_verified    a client ended the handshake before it was verified, was too slow, or has no TLS version in common
 //	not_proven      a client has not proved that it owns its certificate, or ended the handshake before that
-//	left            a client that needs no certificate ended the handshake
 //	refused         the other side sent an alert: it refuses this side, or another version
 //	closed          the other side closed the connection
 //	timeout         it took too long
@@ -62,15 +54,15 @@ import (
 //
 // A handshake counts when it ends. A TLS 1.3 server counts a refusal by its client as not_verified or not_proven; a
 // client learns only after the handshake that its server has refused it, so that handshake counts as good.
-// Configurations of [Endpoint.ServerConfig] and [Endpoint.ClientConfig] see the verification but not the end: their
-// handshakes count as good when the other side is verified. The others see the end. Connections to ConfigureServer
-// that end before the client's hello do not count.
+// Configurations of [Endpoint.ServerConfig] and [Endpoint.ClientConfig] see the verification alone: their handshakes
+// count when the other side is verified or refused, or when this side has nothing to present. The others see the end.
+// Connections to a server that end before the client's hello do not count.
 //
 // Counting takes a tenth of a microsecond.
 type Metrics struct {
 	mu     sync.Mutex
 	counts map[count]uint64
-	kept   []kept // the newest first
+	last   map[count]failure // the last of each kind
 }
 
 // count names a counter: of handshakes, or of requests, which have no outcome.
@@ -83,115 +75,60 @@ var (
 		"wrong_role", "wrong_host", "no_roots", "invalid", "denied",
 	}
 	otherFailures = []string{
-		"no_identity", "not_tls", "not_verified", "not_proven", "left", "refused", "closed", "timeout",
+		"no_identity", "not_tls", "not_verified", "not_proven", "refused", "closed", "timeout",
 		"canceled", "too_many", "ungoverned", "other",
 	}
 	denials = []string{"denied", "no_certificate", "proof_expired", "unclear_path"}
 )
 
-// causeOf returns the reason of err, which occurred at a stage of a failure.
-func causeOf(stage string, err error) string {
-	switch stage {
-	case "leaf":
-		return "not_an_svid"
-	case "bundle":
-		return reasonOf(err, "no_bundle", []known{
-			{spiffe.ErrUnknownTrustDomain, "unknown_trust_domain"}, {spiffe.ErrNoAuthority, "no_authority"},
-		})
-	case "chain", "web":
-		return chainReason(err)
-	case "policy":
-		return "denied"
-	case "request":
-		return reasonOf(err, "denied", []known{
-			{errProofExpired, "proof_expired"}, {errNoProof, "no_certificate"}, {guard.ErrPath, "unclear_path"},
-		})
-	case "identity":
-		return "no_identity"
-	}
-	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
-		return "not_tls"
-	}
-	if e, ok := errors.AsType[*net.OpError](err); ok && e.Op == "remote error" { // the wording of crypto/tls
-		return "refused"
-	}
-	return reasonOf(err, "other", []known{
-		{errSlow, "timeout"}, {errNotJudged, "not_verified"}, {errUnproven, "not_proven"}, {errAnonymous, "left"},
-		{errTooMany, "too_many"}, {errForeign, "ungoverned"},
-		{context.DeadlineExceeded, "timeout"}, {os.ErrDeadlineExceeded, "timeout"}, {context.Canceled, "canceled"},
-		{io.EOF, "closed"}, {io.ErrUnexpectedEOF, "closed"}, {syscall.ECONNRESET, "closed"}, {syscall.EPIPE, "closed"},
-	})
-}
-
-// known is an error with its reason.
-type known struct {
-	err    error
-	reason string
-}
-
-// reasonOf returns the reason of the first error in all that err wraps, or otherwise.
-func reasonOf(err error, otherwise string, all []known) string {
-	for _, k := range all {
-		if errors.Is(err, k.err) {
-			return k.reason
-		}
-	}
-	return otherwise
-}
-
-// chainReason returns the reason why a chain does not verify.
-func chainReason(err error) string {
-	if errors.Is(err, errNoWebRoots) {
-		return "no_roots"
-	}
-	if _, ok := errors.AsType[x509.HostnameError](err); ok {
-		return "wrong_host"
-	}
-	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-		return "unknown_authority"
-	}
-	if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
-		switch e.Reason {
-		case x509.Expired:
-			return "expired"
-		case x509.IncompatibleUsage:
-			return "wrong_role"
-		}
-	}
-	return "invalid"
-}
-
 // good counts a handshake that succeeded.
 func (m *Metrics) good(server, resumed bool) {
-	m.count(count{sides[server], map[bool]string{true: "resumed", false: "full"}[resumed], ""})
+	m.count(count{sides[server], map[bool]string{true: "resumed", false: "full"}[resumed], ""}, nil)
 }
 
-// failed counts a failure.
+// failed counts and keeps a failure.
 func (m *Metrics) failed(f failure) {
-	c := count{sides[f.server], "failed", causeOf(f.stage, f.err)}
-	if f.stage == "request" {
+	c := count{sides[f.server], "failed", f.reason}
+	if f.request {
 		c.outcome = ""
 	}
-	m.count(c)
+	m.count(c, &f)
 }
 
 // count adds one. A nil Metrics counts nothing.
-func (m *Metrics) count(c count) {
+func (m *Metrics) count(c count, f *failure) {
 	if m == nil {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.counts == nil {
-		m.counts = map[count]uint64{}
+		m.counts, m.last = map[count]uint64{}, map[count]failure{}
 	}
 	m.counts[c]++
+	if f != nil {
+		m.last[c] = *f
+	}
 }
 
-// Report implements [report.Reporter] with the counts, and with the latest failures as problems: from the last hour,
-// the newest of up to eight kinds. An error wraps the [*HandshakeError], if there is one.
+// Report implements [report.Reporter] with the counts, and with the failures of the last hour as problems: the newest
+// for each reason. An error wraps the [*HandshakeError], if there is one.
 func (m *Metrics) Report() report.Report {
 	return report.Report{Metrics: m.write, Problems: m.problems()}
+}
+
+// problems returns the failures of the last hour, the newest first.
+func (m *Metrics) problems() (all []error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	latest := slices.SortedFunc(maps.Values(m.last), func(a, b failure) int { return b.at.Compare(a.at) })
+	for _, f := range latest {
+		if time.Since(f.at) < time.Hour {
+			all = append(all, fmt.Errorf("%s: from %s at %s: %w",
+				f.message(), f.remote, f.at.UTC().Format(time.RFC3339), f.err))
+		}
+	}
+	return all
 }
 
 func (m *Metrics) write(w io.Writer) error {
@@ -231,7 +168,12 @@ func (g *Governor) Report() report.Report { return report.Report{Metrics: g.writ
 
 func (g *Governor) writeMetrics(w io.Writer) error {
 	g.mu.Lock()
-	held, draining, ended := len(g.conns), g.draining, maps.Clone(g.endedBy)
+	held, draining, ended := len(g.conns), 0, maps.Clone(g.endedBy)
+	for _, c := range g.conns {
+		if c.cause != "" {
+			draining++
+		}
+	}
 	g.mu.Unlock()
 	var s metrics.Set
 	const conns = "The number of connections that the Governor holds, by state."

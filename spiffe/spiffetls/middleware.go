@@ -63,23 +63,15 @@ func (h requirePeer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")
 		cause = errProofExpired
 	} else if cause == nil {
-		if cause = h.check(id); cause == nil {
+		if cause = h.allow.Policy().Check(id); cause == nil {
 			h.next.ServeHTTP(w, r)
 			return
 		}
 	}
-	if e != nil && e.notes() {
-		e.record(failure{server: true, remote: r.RemoteAddr, stage: "request", id: id, err: cause})
+	if e != nil {
+		reason := requestReason(cause)
+		e.record(failure{server: true, request: true, remote: r.RemoteAddr, reason: reason, id: id, err: cause})
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	http.Error(w, strings.ToLower(http.StatusText(status)), status)
-}
-
-// check returns an error if the client may not make the request.
-func (h requirePeer) check(id spiffe.ID) error {
-	p := h.allow.Policy()
-	if none, ok := h.allow.(interface{ NoPolicy() error }); ok && p.IsZero() { // of spiffegrpc
-		return none.NoPolicy()
-	}
-	return p.Check(id)
 }

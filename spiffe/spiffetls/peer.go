@@ -21,7 +21,7 @@ func PeerFromContext(ctx context.Context) (*spiffe.Peer, bool) {
 		peer := conn.peer.Load()
 		return peer, peer != nil
 	}
-	peer := provenpeer.From(ctx)
+	peer := provenpeer.From[*spiffe.Peer](ctx)
 	return peer, peer != nil
 }
 
@@ -45,10 +45,10 @@ func PeerFromConn(c net.Conn) (*spiffe.Peer, error) {
 	case err != nil:
 	case !c.(*tls.Conn).ConnectionState().HandshakeComplete:
 		err = errIncomplete
-	case raw.peer.Load() == nil:
+	case raw.proof.peer == nil:
 		err = errNoID
 	default:
-		return raw.peer.Load(), nil
+		return raw.proof.peer, nil
 	}
 	return nil, fmt.Errorf("spiffetls: no proven peer: %w", err)
 }
@@ -75,20 +75,22 @@ func rawConnOf(c net.Conn) (*rawConn, error) {
 // presented no certificate, or a server was verified by its host name. The policies of Hosts depend on the address,
 // which the state does not have: see [PeerFromConn].
 func (e *Endpoint) PeerFromState(role spiffe.Role, cs tls.ConnectionState) (*spiffe.Peer, error) {
-	no := e.asServer()
-	if role == spiffe.ServerRole {
-		no = e.asClient()
-	}
+	var err error
 	switch {
-	case role != spiffe.ClientRole && role != spiffe.ServerRole:
-		no = errors.New("the role is neither that of a client nor that of a server")
-	case no == nil && !cs.HandshakeComplete:
-		no = errIncomplete
+	case role == spiffe.ClientRole:
+		err = e.asServer()
+	case role == spiffe.ServerRole:
+		err = e.asClient()
+	default:
+		err = errors.New("the role is neither that of a client nor that of a server")
 	}
-	if no != nil {
-		return nil, fmt.Errorf("spiffetls: no proven peer: %w", no)
+	if err == nil && !cs.HandshakeComplete {
+		err = errIncomplete
 	}
-	p, err := e.verify(cs, role, hostport{})
+	var p proof
+	if err == nil {
+		p, err = e.verify(cs, role, hostport{})
+	}
 	if err == nil && p.peer == nil {
 		err = errNoID
 	}
@@ -99,24 +101,27 @@ func (e *Endpoint) PeerFromState(role spiffe.Role, cs tls.ConnectionState) (*spi
 }
 
 var (
-	errPlain      = errors.New("the request came without TLS; serve with ServeTLS or ListenAndServeTLS")
 	errIncomplete = errors.New("the handshake is not complete")
 	errNoID       = errors.New("the other side proved no SPIFFE ID, and the configuration requires none")
+	errUnprepared = errors.New("the request came without TLS, or to a server without ConfigureServer; " +
+		"serve with ServeTLS or ListenAndServeTLS, see PeerFromState for servers of other packages, and make requests " +
+		"for tests by RequestFrom of package spiffetest")
 )
 
 // provenBy returns the client of r and the endpoint that verified it, which is nil in a test. With an error it
 // returns the endpoint that requires a proof, if any.
 func provenBy(r *http.Request) (*Endpoint, *spiffe.Peer, error) {
 	if conn, ok := r.Context().Value(connKey{}).(*connection); ok {
-		if peer := conn.peer.Load(); peer != nil {
+		peer := conn.peer.Load()
+		switch {
+		case peer != nil:
 			return conn.e, peer, nil
-		}
-		if r.TLS == nil {
-			return conn.e, nil, errPlain
+		case r.TLS == nil:
+			return conn.e, nil, errUnprepared
 		}
 		return conn.e, nil, errNoProof
 	}
-	if conn := provenpeer.ConnFrom(r.Context()); conn != nil { // of package spiffegrpc
+	if conn := provenpeer.From[*tls.Conn](r.Context()); conn != nil { // of package spiffegrpc
 		raw, err := rawConnOf(conn)
 		if err != nil {
 			return nil, nil, err
@@ -127,16 +132,8 @@ func provenBy(r *http.Request) (*Endpoint, *spiffe.Peer, error) {
 		}
 		return raw.e, peer, err
 	}
-	if peer := provenpeer.From(r.Context()); peer != nil {
+	if peer := provenpeer.From[*spiffe.Peer](r.Context()); peer != nil {
 		return nil, peer, nil
 	}
-	_, served := r.Context().Value(http.ServerContextKey).(*http.Server)
-	switch {
-	case r.TLS == nil && served:
-		return nil, nil, errPlain
-	case r.TLS == nil:
-		return nil, nil, errors.New("the request came without TLS, and from no http.Server; " +
-			"a test makes one that has a client by RequestFrom of package spiffetest")
-	}
-	return nil, nil, errors.New("the server was not prepared with ConfigureServer; see PeerFromState")
+	return nil, nil, errUnprepared
 }

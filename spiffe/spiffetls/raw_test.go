@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -61,15 +62,13 @@ func line(t testing.TB, conn net.Conn) string {
 
 func listenerOf(t testing.TB, ca *spiffetest.CA, inner net.Listener, opts *spiffetls.Config) net.Listener {
 	t.Helper()
-	l, err := newListener(inner, with(opts, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain())))
-	require.NoError(t, err)
+	l := must.Get(newListener(inner, with(opts, ca.SVID("/db"), ca.Bundle(), spiffe.AllowMembersOf(ca.TrustDomain()))))(t)
 	return l
 }
 
 func dialerOf(t testing.TB, ca *spiffetest.CA, allow spiffe.PolicySource, opts *spiffetls.Config) *spiffetls.Endpoint {
 	t.Helper()
-	d, err := spiffetls.New(with(opts, ca.SVID("/web"), ca.Bundle(), allow))
-	require.NoError(t, err)
+	d := must.Get(spiffetls.New(with(opts, ca.SVID("/web"), ca.Bundle(), allow)))(t)
 	return d
 }
 
@@ -82,8 +81,7 @@ func TestListenerAndDialer(t *testing.T) {
 		if network == "unix" {
 			addr = t.TempDir() + "/s"
 		}
-		inner, err := net.Listen(network, addr)
-		require.NoError(t, err)
+		inner := must.Get(net.Listen(network, addr))(t)
 		l := listenerOf(t, ca, inner, nil)
 		echoes(t, l)
 		assert.Equal(t, inner.Addr(), l.Addr())
@@ -110,12 +108,10 @@ func TestRawConstructors(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	svid, any := ca.SVID("/db"), spiffe.AllowAnyPeer()
-	_, err := newListener(nil, spiffetls.Config{Self: svid, Peers: ca.Bundle(), Allow: any})
-	assert.ErrorContains(t, err, "no listener")
 	for want, opts := range map[string]*spiffetls.Config{
 		"is negative": {HandshakeTimeout: -1}, "0 means the default": {MaxHandshakes: -1},
 	} {
-		_, err = spiffetls.New(with(opts, svid, ca.Bundle(), any))
+		_, err := spiffetls.New(with(opts, svid, ca.Bundle(), any))
 		assert.ErrorContains(t, err, want)
 	}
 }
@@ -128,10 +124,8 @@ func TestSilentClients(t *testing.T) {
 		inner := memconn.Listen()
 		echoes(t, listenerOf(t, ca, inner, nil))
 		start := time.Now()
-		silent, err := inner.Dial(t.Context())
-		require.NoError(t, err)
-		slow, err := inner.Dial(t.Context())
-		require.NoError(t, err)
+		silent := must.Get(inner.Dial(t.Context()))(t)
+		slow := must.Get(inner.Dial(t.Context()))(t)
 		ended := make(chan time.Duration, 2)
 		go func() {
 			_, _ = silent.Read(make([]byte, 1))
@@ -145,10 +139,8 @@ func TestSilentClients(t *testing.T) {
 			}
 			ended <- time.Since(start)
 		}()
-		below, err := inner.Dial(t.Context())
-		require.NoError(t, err)
-		conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Client(t.Context(), below, "db")
-		require.NoError(t, err)
+		below := must.Get(inner.Dial(t.Context()))(t)
+		conn := must.Get(dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Client(t.Context(), below, "db"))(t)
 		assert.Equal(t, "spiffe://example.org/web", line(t, conn))
 		assert.Zero(t, time.Since(start))
 		_ = conn.Close()
@@ -167,8 +159,7 @@ func TestMaxHandshakes(t *testing.T) {
 	echoes(t, l)
 	closed := make(chan struct{}, 10)
 	for range 6 {
-		c, err := inner.Dial(t.Context())
-		require.NoError(t, err)
+		c := must.Get(inner.Dial(t.Context()))(t)
 		t.Cleanup(func() { _ = c.Close() })
 		go func() {
 			_, _ = c.Read(make([]byte, 1))
@@ -184,7 +175,7 @@ func TestMaxHandshakes(t *testing.T) {
 	}
 	_, total := failures.Failures()
 	assert.EqualValues(t, 2, total)
-	assert.Contains(t, one(t, &failures).Reason, "closed before its handshake")
+	assert.Contains(t, one(t, &failures).Err, "closed before its handshake")
 }
 
 // TestHandshakesCountUntilTheyEnd: more clients than MaxHandshakes are served and refused one after the other,
@@ -196,15 +187,13 @@ func TestHandshakesCountUntilTheyEnd(t *testing.T) {
 		echoes(t, listenerOf(t, ca, inner, &spiffetls.Config{MaxHandshakes: 2}))
 		for i := range 6 {
 			synctest.Wait() // a client hears of the end before the server is done with it
-			below, err := inner.Dial(t.Context())
-			require.NoError(t, err)
+			below := must.Get(inner.Dial(t.Context()))(t)
 			if i%2 == 0 {
-				_, err = tls.Client(below, spiffetest.TLSConfig(ca.Broken("Expired"))).Read(make([]byte, 1))
+				_, err := tls.Client(below, spiffetest.TLSConfig(ca.Broken("Expired"))).Read(make([]byte, 1))
 				require.ErrorContains(t, err, "bad certificate")
 				continue
 			}
-			conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Client(t.Context(), below, "db")
-			require.NoError(t, err)
+			conn := must.Get(dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Client(t.Context(), below, "db"))(t)
 			defer conn.Close()
 			assert.Equal(t, "spiffe://example.org/web", line(t, conn))
 		}
@@ -215,20 +204,17 @@ func TestHandshakesCountUntilTheyEnd(t *testing.T) {
 func TestOneAddressCannotTakeAllHandshakes(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	inner := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	echoes(t, listenerOf(t, ca, inner, &spiffetls.Config{MaxHandshakes: 30, HandshakeTimeout: time.Minute}))
 	for range 60 {
-		c, err := net.Dial("tcp", inner.Addr().String())
-		require.NoError(t, err)
+		c := must.Get(net.Dial("tcp", inner.Addr().String()))(t)
 		t.Cleanup(func() { _ = c.Close() })
 	}
 	below, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}).Dial("tcp", inner.Addr().String())
 	if err != nil {
 		t.Skip("there is one loopback address: ", err)
 	}
-	conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Client(t.Context(), below, "db")
-	require.NoError(t, err)
+	conn := must.Get(dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Client(t.Context(), below, "db"))(t)
 	defer conn.Close()
 	assert.Equal(t, "spiffe://example.org/web", line(t, conn))
 }
@@ -242,16 +228,13 @@ func TestRefusedClientIsNoErrorOfAccept(t *testing.T) {
 	l := listenerOf(t, ca, inner, &spiffetls.Config{Metrics: &failures})
 	echoes(t, l)
 	for _, f := range []string{"Expired", "ForeignCA", "ServerOnly"} {
-		below, err := inner.Dial(t.Context())
-		require.NoError(t, err)
+		below := must.Get(inner.Dial(t.Context()))(t)
 		conn := tls.Client(below, spiffetest.TLSConfig(ca.Broken(f)))
-		_, err = conn.Read(make([]byte, 1))
+		_, err := conn.Read(make([]byte, 1))
 		assert.ErrorContains(t, err, "bad certificate", f)
 	}
-	below, err := inner.Dial(t.Context())
-	require.NoError(t, err)
-	conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Client(t.Context(), below, "db")
-	require.NoError(t, err)
+	below := must.Get(inner.Dial(t.Context()))(t)
+	conn := must.Get(dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Client(t.Context(), below, "db"))(t)
 	defer conn.Close()
 	assert.Equal(t, "spiffe://example.org/web", line(t, conn))
 	_, total := failures.Failures()
@@ -293,12 +276,10 @@ func TestEndOfListener(t *testing.T) {
 			_, err := l.Accept()
 			require.ErrorIs(t, err, many)
 		}
-		silent, err := inner.Dial(t.Context())
-		require.NoError(t, err)
+		silent := must.Get(inner.Dial(t.Context()))(t)
 		done, err := inner.Dial(t.Context()) // and never accepted
 		require.NoError(t, err)
-		conn, err := dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Client(t.Context(), done, "db")
-		require.NoError(t, err)
+		conn := must.Get(dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Client(t.Context(), done, "db"))(t)
 		synctest.Wait()
 		require.NoError(t, l.Close())
 		for _, c := range []net.Conn{silent, conn} {
@@ -342,22 +323,19 @@ func TestGovernorEndsRawConnections(t *testing.T) {
 					server, client = governed, nil
 				}
 				inner := memconn.Listen()
-				l, err := newListener(inner, with(server, ca.SVID("/db"), ca.Bundle(), &allow))
-				require.NoError(t, err)
+				l := must.Get(newListener(inner, with(server, ca.SVID("/db"), ca.Bundle(), &allow)))(t)
 				echoes(t, l)
 				ctx, cancel := context.WithCancel(t.Context())
 				var wg sync.WaitGroup
 				defer wg.Wait()
 				defer cancel()
 				wg.Go(func() { _ = g.Run(ctx) })
-				below, err := inner.Dial(t.Context())
-				require.NoError(t, err)
-				conn, err := dialerOf(t, ca, &allow, client).Client(t.Context(), below, "db")
-				require.NoError(t, err)
+				below := must.Get(inner.Dial(t.Context()))(t)
+				conn := must.Get(dialerOf(t, ca, &allow, client).Client(t.Context(), below, "db"))(t)
 				line(t, conn)
 				assert.Equal(t, 1, g.Status().Open)
 				require.NoError(t, allow.Set(spiffe.AllowIDs(billingID)))
-				_, err = conn.Read(make([]byte, 1))
+				_, err := conn.Read(make([]byte, 1))
 				assert.Error(t, err)
 				assert.Equal(t, spiffetls.GovernorStatus{Ended: 1}, g.Status())
 				_ = conn.Close()
@@ -369,14 +347,12 @@ func TestGovernorEndsRawConnections(t *testing.T) {
 func TestDialerWithHosts(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	inner := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	echoes(t, listenerOf(t, ca, inner, nil))
 	addr := inner.Addr().String()
-	conn, err := dialerOf(t, ca, hostPolicies{"127.0.0.1": spiffe.AllowIDs(dbID)}, nil).DialContext(t.Context(), "tcp", addr)
-	require.NoError(t, err)
+	conn := must.Get(dialerOf(t, ca, hostPolicies{"127.0.0.1": spiffe.AllowIDs(dbID)}, nil).DialContext(t.Context(), "tcp", addr))(t)
 	_ = conn.Close()
-	_, err = dialerOf(t, ca, hostPolicies{"127.0.0.1": spiffe.AllowIDs(dbID), addr: spiffe.AllowIDs(billingID)}, nil).DialContext(t.Context(), "tcp", addr)
+	_, err := dialerOf(t, ca, hostPolicies{"127.0.0.1": spiffe.AllowIDs(dbID), addr: spiffe.AllowIDs(billingID)}, nil).DialContext(t.Context(), "tcp", addr)
 	verifyError(t, err, "policy")
 
 	counted := &counting{Conn: func() net.Conn { a, _ := memconn.Pipe(); return a }()}
@@ -443,8 +419,7 @@ func TestNoPeerFromConn(t *testing.T) {
 			_, _ = tls.Client(below, &tls.Config{InsecureSkipVerify: true}).Read(make([]byte, 1))
 		}
 	}()
-	conn, err := l.Accept()
-	require.NoError(t, err)
+	conn := must.Get(l.Accept())(t)
 	defer conn.Close()
 	_, err = spiffetls.PeerFromConn(conn)
 	assert.ErrorContains(t, err, "proved no SPIFFE ID")
@@ -459,10 +434,8 @@ func TestNoPeerFromConn(t *testing.T) {
 			_, _ = tls.Client(below, bare(chain, other)).Read(make([]byte, 1))
 		}
 	}()
-	raw, err := inner.Accept()
-	require.NoError(t, err)
-	server, err := spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
-	require.NoError(t, err)
+	raw := must.Get(inner.Accept())(t)
+	server := must.Get(spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))(t)
 	_, err = server.Server(t.Context(), raw)
 	require.Error(t, err)
 }

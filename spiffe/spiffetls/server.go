@@ -12,6 +12,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Listener returns a listener that accepts connections of inner whose handshake is done. Each is a [*tls.Conn], and
@@ -29,14 +30,11 @@ import (
 // process, a quarter of them and at most 1,024. Accept returns errors of inner only; closed connections and refused
 // clients go to the Logger and the Metrics.
 //
-// The first Accept starts a goroutine. Close closes inner and the connections that were not accepted yet, and waits
+// A goroutine accepts until Close. Close closes inner and the connections that were not accepted yet, and waits
 // until their handshakes have ended. For net/http use [Endpoint.ConfigureServer].
 func (e *Endpoint) Listener(inner net.Listener) (net.Listener, error) {
-	switch {
-	case e.asServer() != nil:
-		return nil, fmt.Errorf("spiffetls: listener: %w", e.asServer())
-	case inner == nil:
-		return nil, errors.New("spiffetls: listener: no listener to accept from")
+	if err := e.asServer(); err != nil {
+		return nil, fmt.Errorf("spiffetls: listener: %w", err)
 	}
 	l := &listener{e: e, ready: make(chan result)}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
@@ -46,6 +44,7 @@ func (e *Endpoint) Listener(inner net.Listener) (net.Listener, error) {
 			_ = e.failed(true, remote(c), fmt.Errorf("%w: %s", errTooMany, err.Reason))
 		},
 	})
+	l.running.Go(l.run)
 	return l, nil
 }
 
@@ -63,8 +62,6 @@ type listener struct {
 
 	ctx     context.Context // until it is closed
 	cancel  context.CancelFunc
-	mu      sync.Mutex
-	started bool
 	running sync.WaitGroup
 }
 
@@ -76,12 +73,6 @@ type result struct {
 
 // Accept implements [net.Listener].
 func (l *listener) Accept() (net.Conn, error) {
-	l.mu.Lock()
-	if !l.started && l.ctx.Err() == nil {
-		l.started = true
-		l.running.Go(l.run)
-	}
-	l.mu.Unlock()
 	select {
 	case r := <-l.ready:
 		return r.conn, r.err
@@ -92,9 +83,7 @@ func (l *listener) Accept() (net.Conn, error) {
 
 // Close implements [net.Listener].
 func (l *listener) Close() error {
-	l.mu.Lock()
-	l.cancel() // no Accept starts run after this
-	l.mu.Unlock()
+	l.cancel()
 	err := l.unfinished.Close()
 	l.running.Wait()
 	return err
@@ -139,20 +128,18 @@ func (l *listener) handshake(c net.Conn) {
 // verified, within HandshakeTimeout. [PeerFromConn] returns the client. Server owns below from now on, and closes it
 // on an error.
 func (e *Endpoint) Server(ctx context.Context, below net.Conn) (*tls.Conn, error) {
-	if e.asServer() != nil {
+	if err := e.asServer(); err != nil {
 		_ = below.Close()
-		return nil, fmt.Errorf("spiffetls: server: %w", e.asServer())
+		return nil, fmt.Errorf("spiffetls: server: %w", err)
 	}
 	raw := &rawConn{Conn: below, e: e}
 	raw.tls = tls.Server(raw, e.server())
 	ctx, cancel := context.WithTimeout(ctx, e.config.HandshakeTimeout)
 	defer cancel()
 	if err := raw.tls.HandshakeContext(ctx); err != nil { // configFor has recorded it, if there was a hello
-		if !raw.heard {
-			e.config.Metrics.failed(failure{server: true, stage: "tls", err: err})
-		}
-		_ = raw.Close()
+		_ = below.Close()
 		return nil, err
 	}
+	e.govern(raw, spiffe.ClientRole, remote(below), raw.proof, raw.state)
 	return raw.tls, nil
 }

@@ -48,7 +48,7 @@
 //
 // # Session tickets
 //
-// A server lets clients resume sessions. It verifies the certificates of a session again, which is cheap, as verified
+// A server lets clients resume sessions, except with WebCertificate. It verifies the certificates of a session again, which is cheap, as verified
 // chains are remembered. It declines a ticket whose client certificate no longer verifies, and tickets from before a
 // renewal of its own SVID; a full handshake follows.
 //
@@ -79,8 +79,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
-	"reflect"
 	"slices"
 	"time"
 
@@ -113,16 +111,15 @@ type Config struct {
 	// at the end is another. There are no wildcards. An address without a policy is refused before it is dialled,
 	// with an error that wraps [spiffe.ErrDenied].
 	//
-	// A connection or resumed session is used only for the host and port for which it was made. The policy decides
-	// again before each write; if it no longer allows the server, nothing is sent and the connection is closed. The
-	// map is copied; the policies in it may be live.
+	// A connection is used only for the host and port for which it was made. The map is copied; the policies in it
+	// may be live.
 	Hosts map[string]spiffe.PolicySource
 
 	// OptionalIdentity lets a client connect without a certificate while Self has none or it has expired, or if Self
 	// is nil. It is for a client that can also prove itself by other means, such as a token with which it gets or
-	// renews its identity. The server needs AllowAnonymousClients. A client with a Self then resumes no sessions,
-	// because the server sees the original session's client in a resumed one. An open connection stays as it was
-	// made, too: close idle connections once there is an identity.
+	// renews its identity. The server needs AllowAnonymousClients. A client with a Self then resumes no sessions, because
+	// the server sees the original session's client in a resumed one. An open connection stays as it was made, too:
+	// close idle connections once there is an identity.
 	OptionalIdentity bool
 
 	// AllowAnonymousClients makes a server ask for a client certificate without requiring one. For a client without
@@ -167,7 +164,8 @@ type Config struct {
 	// an OptionalIdentity. The first for each of a few reasons, and for each ID that the policy denies, is logged at
 	// once; then at most one a minute with the number of the others. Beyond 12 IDs a reason has one line for all.
 	// The attributes are reason, remote, err, count and interval, and id if the peer has proved it or unverified_id
-	// if it has only claimed it. Nil means no logs.
+	// if it has only claimed it. It also gets the connections that the Governor drains (Info), with the attributes
+	// peer and side, or cannot judge. Nil means no logs.
 	Logger *slog.Logger
 
 	// Metrics counts handshakes and denied requests; nil counts none. Several endpoints may share it.
@@ -182,16 +180,15 @@ type Config struct {
 // is safe for concurrent use.
 type Endpoint struct {
 	config   Config
-	optional bool             // OptionalIdentity with a Self
-	verifier *spiffe.Verifier // by Allow; nil without
-	anyHost  *spiffe.Verifier // for servers, before their policy in hosts
+	clients  *spiffe.Verifier // nil without an Allow
+	servers  *spiffe.Verifier // before their policy in hosts, if there are hosts
 	hosts    hosts            // nil without
-	log      *ratelog.Log     // nil for none
-	changers []changer        // the sources that announce changes
+	log      *ratelog.Log
+	changers []changer // the sources that announce changes
 
-	// Listener and Server, DialContext and Client use these. They are behind functions, as a configuration may hold
-	// a key and fmt prints fields. server is nil if e cannot be a server; client is always set.
-	server, client func() *tls.Config
+	// Listener and Server use server, which is nil if e cannot be a server. It is a function, as a configuration may
+	// hold a key and fmt prints fields.
+	server func() *tls.Config
 
 	noServer, noClient error // why e cannot be one
 }
@@ -203,24 +200,20 @@ type changer interface{ Changed() <-chan struct{} }
 // something that a server or a client needs, the methods for that side return an error, or New if neither side can
 // work.
 func New(c Config) (*Endpoint, error) {
-	e := &Endpoint{
-		config: c, optional: c.OptionalIdentity && c.Self != nil, noServer: c.noServer(), noClient: c.noClient(),
-	}
+	e := &Endpoint{config: c, log: ratelog.New(c.Logger, 0)}
 	e.config.NextProtos = slices.Clone(c.NextProtos)
 	e.config.HandshakeTimeout = cmp.Or(c.HandshakeTimeout, handshakeTime)
 	e.config.MinVersion = cmp.Or(c.MinVersion, tls.VersionTLS13)
-	if c.Logger != nil {
-		e.log = ratelog.New(c.Logger, 0)
-	}
+	e.noServer, e.noClient = c.noServer(), c.noClient()
 	err := c.check()
-	if err == nil && e.noServer != nil && e.noClient != nil {
-		err = e.noClient
-		if c.AllowAnonymousClients || c.WebCertificate != nil {
-			err = e.noServer
-		}
-	}
-	if err == nil {
+	switch {
+	case err != nil:
+	case e.noServer == nil || e.noClient == nil:
 		err = e.prepare()
+	case c.AllowAnonymousClients || c.WebCertificate != nil:
+		err = e.noServer
+	default:
+		err = e.noClient
 	}
 	if err != nil {
 		return nil, fmt.Errorf("spiffetls: %w", err)
@@ -230,15 +223,10 @@ func New(c Config) (*Endpoint, error) {
 
 // check returns an error for a fault that matters to both sides.
 func (c *Config) check() error {
-	for _, source := range []any{c.Self, c.Peers} {
-		if v := reflect.ValueOf(source); v.Kind() == reflect.Pointer && v.IsNil() {
-			return fmt.Errorf("a source is a nil %T", source)
-		}
-		if s, is := source.(*spiffe.SVID); is && s.ID().IsZero() { // it would panic when a peer comes
-			return errors.New("the identity is a zero SVID: NewSVID and ParseSVID make one")
-		}
-	}
+	svid, is := c.Self.(*spiffe.SVID)
 	switch {
+	case is && (svid == nil || svid.ID().IsZero()): // it would panic when a peer comes
+		return errors.New("the identity is a nil *spiffe.SVID or a zero SVID: NewSVID and ParseSVID make one")
 	case c.WebCertificate != nil && c.Self != nil:
 		return errors.New("a server presents WebCertificate or Self, and not both")
 	case c.WebRoots != nil && (c.Peers != nil || c.Allow != nil || c.Hosts != nil):
@@ -247,8 +235,6 @@ func (c *Config) check() error {
 		return errors.New("HandshakeTimeout or MaxHandshakes is negative; 0 means the default")
 	case c.MinVersion != 0 && c.MinVersion != tls.VersionTLS12 && c.MinVersion != tls.VersionTLS13:
 		return fmt.Errorf("MinVersion is %s; want TLS 1.3 or TLS 1.2", tls.VersionName(c.MinVersion))
-	case c.Governor != nil:
-		return c.Governor.check()
 	}
 	return nil
 }
@@ -257,7 +243,7 @@ var errZero = errors.New("the Endpoint is a zero value: New makes one")
 
 // asServer returns an error if e cannot be a server.
 func (e *Endpoint) asServer() error {
-	if e.client == nil {
+	if e.log == nil {
 		return errZero
 	}
 	return e.noServer
@@ -265,7 +251,7 @@ func (e *Endpoint) asServer() error {
 
 // asClient returns an error if e cannot be a client.
 func (e *Endpoint) asClient() error {
-	if e.client == nil {
+	if e.log == nil {
 		return errZero
 	}
 	return e.noClient
@@ -273,19 +259,10 @@ func (e *Endpoint) asClient() error {
 
 // noServer returns an error if there can be no server.
 func (c *Config) noServer() error {
-	switch {
-	case c.WebRoots != nil:
+	if c.WebRoots != nil {
 		return errors.New("clients have no host name to verify: WebRoots is for clients")
-	case c.Self == nil && c.WebCertificate == nil:
-		return errNoSelf
-	case c.Peers == nil:
-		return errNoPeers
-	case c.Allow == nil && c.Hosts != nil:
-		return errors.New("no Allow for clients: Hosts is about servers, as clients have no address of their own")
-	case c.Allow == nil:
-		return errNoAllow
 	}
-	return nil
+	return c.lacks(c.Self != nil || c.WebCertificate != nil, c.Allow != nil)
 }
 
 // noClient returns an error if there can be no client.
@@ -296,31 +273,44 @@ func (c *Config) noClient() error {
 	case c.WebRoots != nil && c.Self == nil:
 		return errors.New("with WebRoots and no Self neither side proves a SPIFFE ID: use crypto/tls")
 	case c.WebRoots != nil:
-	case c.Self == nil && !c.OptionalIdentity:
-		return errNoSelf
+		return nil
+	}
+	return c.lacks(c.Self != nil || c.OptionalIdentity, c.Allow != nil || c.Hosts != nil)
+}
+
+// lacks returns an error for a part that is missing. The caller says whether there is an identity and a policy.
+func (c *Config) lacks(identity, policy bool) error {
+	switch {
+	case !identity:
+		return errors.New("no Self to present; a client without an identity has OptionalIdentity, " +
+			"and a server that proves its host name has WebCertificate")
 	case c.Peers == nil:
-		return errNoPeers
-	case c.Allow == nil && c.Hosts == nil:
-		return errNoAllow
+		return errors.New("no Peers to verify the other side with, such as a Workload API source or " +
+			"a *spiffe.Bundle; a client that verifies servers by their host name has WebRoots; " +
+			"AllowAnonymousClients does not replace them")
+	case !policy:
+		return errors.New("no Allow that says which peers are allowed, such as spiffe.AllowIDs; " +
+			"Hosts is about servers, and a client may have it instead; AllowAnonymousClients does not replace it")
 	}
 	return nil
 }
-
-var (
-	errNoSelf = errors.New("no Self to present; a client without an identity has OptionalIdentity, " +
-		"and a server that proves its host name has WebCertificate")
-	errNoPeers = errors.New("no Peers to verify the other side with, such as a Workload API source or " +
-		"a *spiffe.Bundle; a client that verifies servers by their host name has WebRoots; " +
-		"AllowAnonymousClients does not replace them")
-	errNoAllow = errors.New("no Allow that says which peers are allowed, such as spiffe.AllowIDs; " +
-		"a client may have Hosts instead; AllowAnonymousClients does not replace it")
-)
 
 // prepare sets the fields of e that derive from the config.
 func (e *Endpoint) prepare() (err error) {
 	c := &e.config
 	if e.hosts, err = newHosts(c.Hosts); err != nil {
 		return err
+	}
+	if c.Allow != nil {
+		if e.clients, err = spiffe.NewVerifier(c.Peers, c.Allow, c.Now); err != nil {
+			return err
+		}
+	}
+	e.servers = e.clients
+	if e.hosts != nil {
+		if e.servers, err = spiffe.NewVerifier(c.Peers, spiffe.AllowAnyPeer(), c.Now); err != nil {
+			return err
+		}
 	}
 	sources := []any{c.Peers, c.Allow}
 	for _, policy := range e.hosts {
@@ -331,28 +321,13 @@ func (e *Endpoint) prepare() (err error) {
 			e.changers = append(e.changers, s)
 		}
 	}
-	options := &spiffe.VerifierOptions{Now: c.Now}
-	if c.Allow != nil {
-		if e.verifier, err = spiffe.NewVerifier(c.Peers, c.Allow, options); err != nil {
-			return err
-		}
-	}
-	if e.hosts != nil {
-		if e.anyHost, err = spiffe.NewVerifier(c.Peers, spiffe.AllowAnyPeer(), options); err != nil {
-			return err
-		}
-	}
 	if e.noServer == nil {
 		server := e.serverConfig()
 		server.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-			raw := hello.Conn.(*rawConn)
-			raw.heard = true
-			return e.configFor(server, hello, raw), nil
+			return e.configFor(server, hello, hello.Conn.(*rawConn)), nil
 		}
 		e.server = func() *tls.Config { return server }
 	}
-	client := e.clientConfig()
-	e.client = func() *tls.Config { return client }
 	return nil
 }
 
@@ -363,33 +338,31 @@ func (e *Endpoint) prepare() (err error) {
 //
 // Use the configuration for servers only: as a client crypto/tls would look for a host name in the certificate of an
 // SVID ("doesn't contain any IP SANs"). The caller may change it before it is used, except GetCertificate (with
-// empty Certificates), ClientAuth and GetConfigForClient, and may wrap VerifyConnection. Keep both WrapSession and
+// empty Certificates) and ClientAuth, and may wrap VerifyConnection. Keep both WrapSession and
 // UnwrapSession, or neither. Clones use the ticket keys of the original: call SetSessionTicketKeys on the original.
 func (e *Endpoint) ServerConfig() (*tls.Config, error) {
-	switch {
-	case e.asServer() != nil:
-		return nil, fmt.Errorf("spiffetls: server: %w", e.asServer())
-	case e.config.Governor != nil:
+	if err := e.asServer(); err != nil {
+		return nil, fmt.Errorf("spiffetls: server: %w", err)
+	}
+	if e.config.Governor != nil {
 		return nil, errors.New("spiffetls: server: a Governor cannot end the connections of a configuration; " +
 			"use ConfigureServer, Listener or Server")
 	}
 	c := e.serverConfig()
-	c.VerifyConnection = e.verifyClient
-	c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-		if !e.notes() && e.config.WebCertificate == nil {
-			return nil, nil
+	certificate, verify := c.GetCertificate, c.VerifyConnection
+	c.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+		cert, err := certificate(hello)
+		if err != nil {
+			return nil, e.failed(true, remote(hello.Conn), err)
 		}
-		mine := e.configFor(c, hello, nil)
-		// net/http adds its protocols to its own copy of the configuration, which c does not see.
-		s, ok := hello.Context().Value(http.ServerContextKey).(*http.Server)
-		if ok && s.TLSConfig != nil && e.config.NextProtos == nil {
-			for _, p := range protocols(s) {
-				if !slices.Contains(mine.NextProtos, p) {
-					mine.NextProtos = append(slices.Clip(mine.NextProtos), p)
-				}
-			}
+		return cert, nil
+	}
+	c.VerifyConnection = func(cs tls.ConnectionState) error {
+		err := verify(cs)
+		if err == nil {
+			e.config.Metrics.good(true, cs.DidResume)
 		}
-		return mine, nil
+		return e.failed(true, "", err)
 	}
 	return c, nil
 }
@@ -407,9 +380,10 @@ func (e *Endpoint) ServerConfig() (*tls.Config, error) {
 // GetCertificate, nor GetConfigForClient set in Config"). The caller may change it before it is used, except
 // GetClientCertificate (with empty Certificates) and InsecureSkipVerify, and may wrap VerifyConnection.
 func (e *Endpoint) ClientConfig() (*tls.Config, error) {
+	err := e.asClient()
 	switch {
-	case e.asClient() != nil:
-		return nil, fmt.Errorf("spiffetls: client: %w", e.asClient())
+	case err != nil:
+		return nil, fmt.Errorf("spiffetls: client: %w", err)
 	case e.config.Governor != nil:
 		return nil, errors.New("spiffetls: client: a Governor cannot end the connections of a configuration; " +
 			"use Transport, DialContext or Client")

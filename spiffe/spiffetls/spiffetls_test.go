@@ -9,7 +9,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"io"
-	"log/slog"
 	"math/big"
 	"net/http"
 	"slices"
@@ -24,6 +23,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -42,8 +42,7 @@ type result struct {
 func (r result) peer(t *testing.T) spiffe.ID {
 	t.Helper()
 	require.NoError(t, r.err)
-	id, err := spiffe.IDFromCertificate(r.state.PeerCertificates[0])
-	require.NoError(t, err)
+	id := must.Get(spiffe.IDFromCertificate(r.state.PeerCertificates[0]))(t)
 	return id
 }
 
@@ -93,15 +92,13 @@ func (p *party) learn(bundles *spiffe.BundleSet) {
 
 func (p *party) server(t testing.TB, allow spiffe.Policy, opts *spiffetls.Config) *tls.Config {
 	t.Helper()
-	c, err := serverConfig(with(opts, p, p, allow))
-	require.NoError(t, err)
+	c := must.Get(serverConfig(with(opts, p, p, allow)))(t)
 	return c
 }
 
 func (p *party) client(t testing.TB, allow spiffe.Policy, opts *spiffetls.Config) *tls.Config {
 	t.Helper()
-	c, err := clientConfig(with(opts, p, p, allow))
-	require.NoError(t, err)
+	c := must.Get(clientConfig(with(opts, p, p, allow)))(t)
 	return c
 }
 
@@ -156,10 +153,8 @@ func TestSVIDAndBundleAreSources(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	allow := spiffe.AllowMembersOf(ca.TrustDomain())
-	server, err := serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: allow})
-	require.NoError(t, err)
-	client, err := clientConfig(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: allow})
-	require.NoError(t, err)
+	server := must.Get(serverConfig(spiffetls.Config{Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: allow}))(t)
+	client := must.Get(clientConfig(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: allow}))(t)
 	s, c := connect(t, server, client)
 	assert.Equal(t, "spiffe://example.org/web", s.peer(t).String())
 	assert.Equal(t, "spiffe://example.org/db", c.peer(t).String())
@@ -353,12 +348,10 @@ func TestHostilePeers(t *testing.T) {
 	good := newParty(ca.SVID("/good"), ca.Bundles())
 	chain, key := ca.Certificate("/bad")
 	n := new(big.Int).Lsh(big.NewInt(1), 100_000)
-	huge, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+	huge := must.Get(x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, Subject: ca.Root().Subject, NotAfter: time.Now().Add(time.Hour),
-	}, &x509.Certificate{Subject: ca.Root().Subject}, &rsa.PublicKey{N: n.Sub(n, big.NewInt(1)), E: 1<<31 - 1}, key)
-	require.NoError(t, err)
-	hugeCert, err := x509.ParseCertificate(huge)
-	require.NoError(t, err)
+	}, &x509.Certificate{Subject: ca.Root().Subject}, &rsa.PublicKey{N: n.Sub(n, big.NewInt(1)), E: 1<<31 - 1}, key))(t)
+	hugeCert := must.Get(x509.ParseCertificate(huge))(t)
 	for name, c := range map[string]struct {
 		chain []*x509.Certificate
 		want  string
@@ -467,15 +460,13 @@ func TestNoIdentity(t *testing.T) {
 	} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
-			server, err := serverConfig(spiffetls.Config{Self: self, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
-			require.NoError(t, err)
+			server := must.Get(serverConfig(spiffetls.Config{Self: self, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))(t)
 			s, c := connect(t, server, good.client(t, spiffe.AllowAnyPeer(), nil))
 			assert.ErrorContains(t, s.err, "spiffetls: no identity to present: ")
 			assert.ErrorContains(t, s.err, want)
 			assert.EqualError(t, c.err, "remote error: tls: internal error")
 
-			client, err := clientConfig(spiffetls.Config{Self: self, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()})
-			require.NoError(t, err)
+			client := must.Get(clientConfig(spiffetls.Config{Self: self, Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))(t)
 			s, c = connect(t, good.server(t, spiffe.AllowAnyPeer(), nil), client)
 			assert.ErrorContains(t, c.err, "spiffetls: no identity to present: ")
 			assert.ErrorContains(t, c.err, want)
@@ -620,52 +611,6 @@ func TestConcurrentConstruction(t *testing.T) {
 		})
 	}
 	wg.Wait()
-}
-
-func BenchmarkHandshake(b *testing.B) {
-	ca := spiffetest.NewCA(b, "example.org")
-	dns := func(name string) func(*x509.Certificate) {
-		return func(c *x509.Certificate) { c.DNSNames = []string{name} }
-	}
-	db, web := newParty(ca.SVID("/db", dns("server.test")), ca.Bundles()), newParty(ca.SVID("/web", dns("client.test")), ca.Bundles())
-	dbSVID, _ := db.SVID()
-	webSVID, _ := web.SVID()
-	unchecked := func(s *spiffe.SVID) *tls.Config { return bare(s.Chain(), s.Signer()) }
-	standard := func(s *spiffe.SVID) *tls.Config {
-		c := unchecked(s)
-		c.InsecureSkipVerify, c.ServerName = false, "server.test"
-		c.RootCAs, c.ClientCAs, c.ClientAuth = ca.Bundle().CertPool(), ca.Bundle().CertPool(), tls.RequireAndVerifyClientCert
-		return c
-	}
-	logged := &spiffetls.Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
-	for _, bc := range []struct {
-		name           string
-		server, client *tls.Config
-		resume         bool
-	}{
-		{"spiffetls", db.server(b, spiffe.AllowAnyPeer(), nil), web.client(b, spiffe.AllowAnyPeer(), nil), false},
-		{"spiffetls-with-logger", db.server(b, spiffe.AllowAnyPeer(), logged), web.client(b, spiffe.AllowAnyPeer(), logged), false},
-		{"crypto-tls-verified-by-name", standard(dbSVID), standard(webSVID), false},
-		{"crypto-tls-unchecked", unchecked(dbSVID), unchecked(webSVID), false},
-		{"spiffetls-resumed", db.server(b, spiffe.AllowAnyPeer(), nil), web.resuming(b, spiffe.AllowAnyPeer(), nil), true},
-		{"spiffetls-resumed-with-logger", db.server(b, spiffe.AllowAnyPeer(), logged), web.resuming(b, spiffe.AllowAnyPeer(), logged), true},
-		{"crypto-tls-unchecked-resumed", unchecked(dbSVID), func() *tls.Config {
-			c := unchecked(webSVID)
-			c.ServerName, c.ClientSessionCache = "server.test", tls.NewLRUClientSessionCache(4)
-			return c
-		}(), true},
-	} {
-		b.Run(bc.name, func(b *testing.B) {
-			connect(b, bc.server, bc.client)
-			b.ReportAllocs()
-			for b.Loop() {
-				s, c := connect(b, bc.server, bc.client)
-				if s.err != nil || c.err != nil || c.state.DidResume != bc.resume {
-					b.Fatal(s.err, c.err, c.state.DidResume)
-				}
-			}
-		})
-	}
 }
 
 // BenchmarkVerifyConnection verifies chains that are remembered.

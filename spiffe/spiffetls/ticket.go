@@ -19,21 +19,20 @@ const ticketPrefix = "svidkit/spiffetls/1:"
 const maxTicketEntry = 16 << 10
 
 // checkTickets makes a server with the configuration c decline a session ticket, so that a full handshake follows,
-// if the session's client would now be refused, or if own now returns another server certificate or none. keys has
-// the keys that encrypt tickets; c may be a clone of it.
+// if the session's client would now be refused, or if the server now has another certificate or none.
 //
 // crypto/tls also has the client's chain in the ticket, but does not show it before the session is resumed, when
 // VerifyConnection can only refuse. A client cannot ask for the server's new certificate either.
-func (e *Endpoint) checkTickets(c, keys *tls.Config, own func() (*tls.Certificate, error)) {
+func (e *Endpoint) checkTickets(c *tls.Config) {
 	c.WrapSession = func(cs tls.ConnectionState, ss *tls.SessionState) ([]byte, error) {
-		if entry := ticketEntry(cs.PeerCertificates, own); entry != nil {
+		if entry := e.ticketEntry(cs.PeerCertificates); entry != nil {
 			ss.Extra = append(ss.Extra, entry)
 		}
-		return keys.EncryptTicket(cs, ss)
+		return c.EncryptTicket(cs, ss)
 	}
 	c.UnwrapSession = func(identity []byte, cs tls.ConnectionState) (*tls.SessionState, error) {
-		ss, err := keys.DecryptTicket(identity, cs)
-		if err != nil || ss == nil || !e.resumable(ss, own) {
+		ss, err := c.DecryptTicket(identity, cs)
+		if err != nil || ss == nil || !e.resumable(ss) {
 			return nil, err
 		}
 		return ss, nil
@@ -41,8 +40,8 @@ func (e *Endpoint) checkTickets(c, keys *tls.Config, own func() (*tls.Certificat
 }
 
 // ticketEntry returns the entry of a session, or nil if it must not be resumed.
-func ticketEntry(client []*x509.Certificate, own func() (*tls.Certificate, error)) []byte {
-	cert, err := own()
+func (e *Endpoint) ticketEntry(client []*x509.Certificate) []byte {
+	cert, err := e.certificate(true, nil)
 	if err != nil {
 		return nil
 	}
@@ -57,13 +56,13 @@ func ticketEntry(client []*x509.Certificate, own func() (*tls.Certificate, error
 	return entry
 }
 
-func (e *Endpoint) resumable(ss *tls.SessionState, own func() (*tls.Certificate, error)) bool {
+func (e *Endpoint) resumable(ss *tls.SessionState) bool {
 	for _, extra := range ss.Extra {
 		entry, ok := bytes.CutPrefix(extra, []byte(ticketPrefix))
 		if !ok || len(entry) < sha256.Size {
 			continue
 		}
-		cert, err := own()
+		cert, err := e.certificate(true, nil)
 		if err != nil || sha256.Sum256(cert.Certificate[0]) != [sha256.Size]byte(entry) {
 			return false
 		}

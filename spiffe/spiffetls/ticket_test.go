@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -313,11 +314,9 @@ func TestResumptionAfterPolicyChanged(t *testing.T) {
 		var allowClient, allowServer spiffe.LivePolicy
 		require.NoError(t, allowClient.Set(everyone))
 		require.NoError(t, allowServer.Set(everyone))
-		server, err := serverConfig(with(opts, db, db, &allowClient))
-		require.NoError(t, err)
+		server := must.Get(serverConfig(with(opts, db, db, &allowClient)))(t)
 		server.MaxVersion = version
-		client, err := clientConfig(with(opts, web, web, &allowServer))
-		require.NoError(t, err)
+		client := must.Get(clientConfig(with(opts, web, web, &allowServer)))(t)
 		client.ServerName, client.ClientSessionCache = "server.test", tls.NewLRUClientSessionCache(4)
 		good(t, server, client, false, "first")
 		good(t, server, client, true, "the ticket is good")
@@ -363,8 +362,7 @@ func TestTransportResumes(t *testing.T) {
 			s := &http.Server{Handler: who}
 			require.NoError(t, configureServer(s, with(opts, db, db, spiffe.AllowAnyPeer())))
 			url := serve(t, s, nil)
-			transport, err := newTransport(with(opts, web, web, spiffe.AllowAnyPeer()))
-			require.NoError(t, err)
+			transport := must.Get(newTransport(with(opts, web, web, spiffe.AllowAnyPeer())))(t)
 			t.Cleanup(transport.CloseIdleConnections)
 			transport.TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(1)
 			ask := func() (resumed bool, err error) {
@@ -373,22 +371,20 @@ func TestTransportResumes(t *testing.T) {
 				if err != nil {
 					return false, err
 				}
-				body, err := io.ReadAll(resp.Body)
-				require.NoError(t, err)
+				body := must.Get(io.ReadAll(resp.Body))(t)
 				require.NoError(t, resp.Body.Close())
 				assert.Contains(t, string(body), " spiffe://example.org/web")
 				return resp.TLS.DidResume, nil
 			}
 			expect := func(resumed bool) {
 				t.Helper()
-				got, err := ask()
-				require.NoError(t, err)
+				got := must.Get(ask())(t)
 				require.Equal(t, resumed, got)
 			}
 			expect(false)
 			expect(true)
 			db.learn(other)
-			_, err = ask()
+			_, err := ask()
 			require.Error(t, err)
 			db.learn(ca.Bundles())
 			_, _ = ask() // one way or the other, as the client may have lost its session

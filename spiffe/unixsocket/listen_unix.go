@@ -46,21 +46,16 @@ func listenUnix(root *os.Root, dir, name string, mode fs.FileMode) (l net.Listen
 	defer at.Close()
 	// The path of the descriptor is shorter. It is not the first choice, as tools show the path of bind.
 	byDescriptor := fmt.Sprintf("/proc/self/fd/%d", at.Fd())
-	for _, path := range []string{
-		dir + folder + "/" + name, byDescriptor + "/" + name, byDescriptor + "/s", dir + folder + "/s",
-	} {
-		if len(path) > maxPath {
-			continue
-		}
-		if l, err = bind(inside, path, byDescriptor, mode); err == nil || !errors.Is(err, fs.ErrNotExist) {
-			break // otherwise there is no /proc
-		}
+	path := dir + folder + "/" + name
+	if len(path) > maxPath {
+		path = byDescriptor + "/s"
 	}
-	switch {
-	case err != nil:
+	l, err = bind(inside, path, byDescriptor, mode)
+	if errors.Is(err, fs.ErrNotExist) { // there is no /proc
+		err = fmt.Errorf("the path is too long on this system; use a shorter one, or a relative one: %w", err)
+	}
+	if err != nil {
 		return nil, nil, err
-	case l == nil:
-		return nil, nil, errors.New("the path is too long on this system; use a shorter one, or a relative one")
 	}
 	if own, err = publish(root, inside, folder, filepath.Base(l.Addr().String()), name); err != nil {
 		l.Close()

@@ -25,8 +25,8 @@
 //		return name, nil
 //	}}
 //
-// Peers are known only on Linux. [ConnContext] makes them known to any other [http.Server]. Package authn
-// authenticates callers by their peer (authn.UnixPeer).
+// Peers are known only on Linux. [ConnContext] makes them known to any other [http.Server]. An
+// authn.Func makes a caller of a peer.
 //
 // # Limits
 //
@@ -65,9 +65,8 @@
 // write to one without sticky bit, such as an emptyDir volume of Kubernetes, they may replace the socket; the
 // log warns of that.
 //
-// A socket that is removed while the server runs, or whose directory is, appears again within a second or two. A
-// dead socket, on which no server answers, is replaced. A socket in use, and anything that is not a socket, is
-// left alone. Starting servers lock the directory, so that two of them do not both replace the same dead socket; a
+// A dead socket, on which no server answers, is replaced. A socket in use, and anything that is not a socket, is
+// left alone. A socket that is removed while the server runs does not appear again. Starting servers lock the directory, so that two of them do not both replace the same dead socket; a
 // process that holds that lock for long delays a start by 10 seconds and does not prevent it. On Windows there
 // are neither modes nor locks: the directory's access list decides which processes may connect.
 package unixsocket
@@ -84,7 +83,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/conns"
@@ -98,7 +96,6 @@ const (
 	defaultMaxConns        = 16_384
 	defaultMaxConnsPerUser = 1024
 
-	lookTime  = time.Second // between checks whether the socket was removed
 	drainTime = 2 * time.Second
 	dialTime  = time.Second
 	lockTime  = 10 * time.Second // other servers hold the lock for a second at most
@@ -150,13 +147,9 @@ type Server struct {
 	// user (the first 12) and minute, with the number of connections. Nil means no logs.
 	Logger *slog.Logger
 
-	toLog   sync.Once
-	patient *slog.Logger // see log
-
 	mu     sync.Mutex
 	l      net.Listener
-	own    fs.FileInfo // of the socket; nil with Listener
-	remove func()      // removes the socket
+	remove func() // removes the socket
 }
 
 // Listen makes the socket. When it returns, clients can connect, and wait for [Server.Run] to serve
@@ -230,7 +223,7 @@ func (s *Server) listen() error {
 		root.Close()
 		return err
 	}
-	s.l, s.own, s.remove = l, own, func() {
+	s.l, s.remove = l, func() {
 		if fi, err := root.Lstat(name); err == nil && os.SameFile(fi, own) {
 			_ = root.Remove(name) // a dead socket is replaced at the next start
 		}
@@ -240,7 +233,7 @@ func (s *Server) listen() error {
 }
 
 func (s *Server) warn(dir string, err error) {
-	s.log().Warn("unixsocket: users other than the owner may replace the socket; take away write permission of "+
+	ratelog.Patient(s.Logger).Warn("unixsocket: users other than the owner may replace the socket; take away write permission of "+
 		"its folder",
 		slog.String("folder", dir), slog.Any("err", err))
 }
@@ -266,11 +259,6 @@ func (s *Server) name() string {
 	return s.Path
 }
 
-func (s *Server) log() *slog.Logger {
-	s.toLog.Do(func() { s.patient = ratelog.Patient(s.Logger) })
-	return s.patient
-}
-
 // Run calls [Server.Listen] unless it was called before, and serves until ctx is done or serving fails. Then
 // it removes the socket, ends the contexts of all requests, gives the requests 2 seconds to end, and cuts
 // the connections that are left. It returns nil after the end of ctx, and otherwise the failure.
@@ -282,17 +270,13 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	base, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	s.mu.Lock()
-	serving := new(renewable)
-	serving.renew(s.l)
-	s.l = serving
-	l := s.limited()
-	s.mu.Unlock()
+	logger := ratelog.Patient(s.Logger)
+	l := s.limited(logger)
 	streams := maxConcurrentStreams
 	if s.l.Addr().Network() != "unix" {
 		streams = maxStreamsTCP
 	}
-	srv := l.Server(s.Handler, streams, s.log().Handler())
+	srv := l.Server(s.Handler, streams, logger.Handler())
 	srv.BaseContext = func(net.Listener) context.Context { return base }
 	count := srv.ConnContext
 	srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
@@ -305,10 +289,6 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- srv.Serve(conns.Patient(l)) }()
-	looking, stopLooking := context.WithCancel(ctx)
-	defer stopLooking()
-	var looked sync.WaitGroup
-	looked.Go(func() { s.look(looking) })
 	var err error
 	select {
 	case <-ctx.Done():
@@ -316,8 +296,6 @@ func (s *Server) Run(ctx context.Context) error {
 		err = fmt.Errorf("unixsocket: serve on %.256q: %w", s.name(), failure)
 		failed <- failure
 	}
-	stopLooking()
-	looked.Wait()
 	s.remove() // before the listener is closed, as no other server takes the path until then
 	end()
 	drain, stop := context.WithTimeout(context.WithoutCancel(ctx), drainTime)
@@ -328,99 +306,19 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// look makes the socket again after a cleaner of temporary directories, or an operator, has removed it. It leaves
-// alone any file that another program has put in its place.
-func (s *Server) look(ctx context.Context) {
-	if s.own == nil {
-		return
-	}
-	dir, _ := os.Getwd()
-	for told := ""; ; {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(lookTime):
-		}
-		if _, err := os.Lstat(s.Path); err == nil {
-			continue
-		}
-		if now, err := os.Getwd(); !filepath.IsAbs(s.Path) && (err != nil || now != dir) {
-			continue // the path leads elsewhere
-		}
-		if err := s.again(); err != nil {
-			if text := err.Error(); text != told {
-				told = text
-				s.log().Warn("unixsocket: the socket was removed, and cannot be made again yet",
-					slog.String("socket", s.Path), slog.Any("err", err))
-			}
-			continue
-		}
-		told = ""
-		s.log().Info("unixsocket: the socket was removed, and was made again", slog.String("socket", s.Path))
-	}
-}
-
-// again makes a new socket and serves it in place of the old one.
-func (s *Server) again() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	serving, removeOld := s.l.(*renewable), s.remove
-	if err := s.listen(); err != nil {
-		return err
-	}
-	removeOld()
-	serving.renew(s.l)
-	s.l = serving
-	return nil
-}
-
-// renewable is a listener that can be replaced.
-type renewable struct {
-	current atomic.Pointer[net.Listener]
-	closed  atomic.Bool
-}
-
-func (r *renewable) Accept() (net.Conn, error) {
-	for {
-		l := r.current.Load()
-		c, err := (*l).Accept()
-		if err == nil || r.closed.Load() || r.current.Load() == l {
-			return c, err
-		}
-	}
-}
-
-// renew sets the listener and closes the previous one, if any.
-func (r *renewable) renew(l net.Listener) {
-	old := r.current.Swap(&l)
-	if r.closed.Load() {
-		_ = l.Close()
-	}
-	if old != nil {
-		_ = (*old).Close()
-	}
-}
-
-func (r *renewable) Close() error {
-	r.closed.Store(true)
-	return (*r.current.Load()).Close()
-}
-
-func (r *renewable) Addr() net.Addr { return (*r.current.Load()).Addr() }
-
 // limited returns the listener with the limits applied.
-func (s *Server) limited() *conns.Listener {
+func (s *Server) limited(logger *slog.Logger) *conns.Listener {
 	total := cmp.Or(s.MaxConns, conns.Max(defaultMaxConns))
 	return conns.Listen(s.l, conns.Options{
 		Total:   total,
 		Each:    cmp.Or(s.MaxConnsPerUser, min(defaultMaxConnsPerUser, max(total*2/3, 1))),
 		Peer:    holder,
-		Refused: refusals(s.log(), s.name(), "MaxConnsPerUser is reached: the user", "MaxConns is reached: there are"),
+		Refused: refusals(logger, s.name()),
 	})
 }
 
 // refusals returns a function that logs connections beyond a limit.
-func refusals(logger *slog.Logger, socket, each, all string) func(net.Conn, string, *limit.Error) {
+func refusals(logger *slog.Logger, socket string) func(net.Conn, string, *limit.Error) {
 	log := ratelog.New(logger, 0)
 	return func(c net.Conn, what string, err *limit.Error) {
 		attrs := []slog.Attr{slog.String("socket", socket)}
@@ -432,9 +330,9 @@ func refusals(logger *slog.Logger, socket, each, all string) func(net.Conn, stri
 		reason := err.Reason
 		switch reason {
 		case limit.CallerShare:
-			reason = each + " has too many connections"
+			reason = "MaxConnsPerUser is reached: the user has too many connections"
 		case limit.TotalShare:
-			reason = all + " too many connections"
+			reason = "MaxConns is reached: there are too many connections"
 		}
 		user := ""
 		if names := holder(c).Names; len(names) > 0 {
@@ -451,7 +349,7 @@ func Limit(l net.Listener, descriptors int, logger *slog.Logger) net.Listener {
 	descriptors = max(descriptors, 1)
 	total := max(conns.Max(defaultMaxConns*descriptors)/descriptors, 1)
 	return conns.Listen(l, conns.Options{Total: total, Each: max(total*2/3, 1), Descriptors: descriptors,
-		Peer: holder, Refused: refusals(logger, l.Addr().String(), "the user", "there are")}).Closing()
+		Peer: holder, Refused: refusals(logger, l.Addr().String())}).Closing()
 }
 
 // lockDir waits for the lock on a directory, which lasts until unlock or the end of the process, and leaves

@@ -1,7 +1,6 @@
 package unixsocket_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -316,54 +315,6 @@ func TestRunEnds(t *testing.T) {
 		assert.Equal(t, 2*time.Second, time.Since(start))
 		close(release)
 	})
-}
-
-// A socket that is removed appears again, with its mode, and so does its folder. Connections that are open go on. What another
-// program has put in its place stays.
-func TestRemoved(t *testing.T) {
-	rounds.Slow(t)
-	t.Parallel()
-	dir := filepath.Join(socketDir(t), "d")
-	path := filepath.Join(dir, "s")
-	var log lines
-	stop := serve(t, &unixsocket.Server{Path: path, SocketMode: 0o620, Handler: says("hello"), Logger: log.logger()})
-	require.Equal(t, "hello", hears(t, path, true))
-	c := must.Get(net.Dial("unix", path))(t)
-	defer c.Close()
-	there := func() bool { _, err := os.Lstat(path); return err == nil }
-	for _, remove := range []func() error{
-		func() error { return os.Remove(path) },
-		func() error { return os.RemoveAll(dir) },
-		func() error { return os.Rename(dir, dir+".old") },
-	} {
-		require.NoError(t, remove())
-		require.Eventually(t, there, 10*time.Second, 10*time.Millisecond)
-		require.Equal(t, "hello", hears(t, path, true))
-		if runtime.GOOS != "windows" {
-			require.Equal(t, fs.FileMode(0o620), mode(t, path).Perm())
-		}
-	}
-	must.Get(io.WriteString(c, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"))(t)
-	require.Equal(t, "HTTP/1.1 200 OK\r\n", must.Get(bufio.NewReader(c).ReadString('\n'))(t))
-
-	// While that cannot be, it is said once.
-	require.NoError(t, os.RemoveAll(dir))
-	require.NoError(t, os.WriteFile(dir, nil, 0o600))
-	time.Sleep(2500 * time.Millisecond)
-	require.NoError(t, os.Remove(dir))
-	require.Eventually(t, there, 10*time.Second, 10*time.Millisecond)
-	require.Equal(t, "hello", hears(t, path, false))
-	if runtime.GOOS != "windows" {
-		require.Len(t, log.with("cannot be made again yet"), 1)
-	}
-	require.Eventually(t, func() bool { return len(log.with("was made again")) == 4 }, time.Minute, 10*time.Millisecond)
-
-	require.NoError(t, os.Remove(path))
-	require.NoError(t, os.WriteFile(path, []byte("mine"), 0o600))
-	time.Sleep(2500 * time.Millisecond)
-	require.NoError(t, stop())
-	require.Equal(t, "mine", string(must.Get(os.ReadFile(path))(t)))
-	require.NoFileExists(t, filepath.Join(dir+".old", "s"))
 }
 
 // A listener that fails is an error, and its socket is removed.

@@ -117,10 +117,6 @@ func TestAddressCorrected(t *testing.T) {
 	_, err := workloadapi.ParseAddress("unix://run/a.sock")
 	assert.EqualError(t, err, `workloadapi: address "unix://run/a.sock": "run" is in the place of a host, because a path begins with a slash of its own; write unix:///run/a.sock`)
 	assert.ErrorContains(t, must.Err(workloadapi.ParseAddress("npipe:spire-agent")), "named pipes")
-	_, err = workloadapi.ParseAddress("unix:@agent")
-	assert.EqualError(t, err, `workloadapi: address "unix:@agent": abstract sockets are not in the standard, and have no permissions; have the server listen on a path`)
-	_, err = workloadapi.ParseAddress(`"unix:///run/a.sock"`)
-	assert.EqualError(t, err, `workloadapi: address "\"unix:///run/a.sock\"": there are quotes around it, which are no part of the value; write unix:///run/a.sock`)
 	_, err = workloadapi.ParseAddress("x" + strings.Repeat("y", 10_000))
 	assert.Less(t, len(err.Error()), 500)
 }

@@ -84,26 +84,6 @@ func TestRunsAgain(t *testing.T) {
 	})
 }
 
-// The time that a server has not answered for is that of the Run that waits.
-func TestSilenceOfARun(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) { c.wait() }))}))(t)
-		for _, c := range []struct {
-			silent time.Duration
-			says   string
-		}{{10 * time.Second, "has not answered for 10s"}, {3 * time.Second, "has not answered for 3s"}, {time.Minute, "has not answered for 1m0s"}} {
-			stop := workloadtest.Run(t, s)
-			ctx, cancel := context.WithTimeout(t.Context(), c.silent)
-			require.ErrorContains(t, s.Ready(ctx), c.says)
-			cancel()
-			require.NoError(t, stop())
-			time.Sleep(time.Hour)
-			require.ErrorContains(t, must.Err(s.SVID()), c.says, "and no longer, when it has ended")
-		}
-	})
-}
-
 // That the server refuses the keys for tokens for good ends the wait for them, as the refusal of certificates does.
 func TestRefusedForGood(t *testing.T) {
 	t.Parallel()
@@ -185,27 +165,5 @@ func TestSkippedIsForgotten(t *testing.T) {
 			keys(key)
 			require.Empty(t, s.Status().JWT.Skipped)
 		}
-	})
-}
-
-// After a refusal for good there is no next attempt, though there was one before.
-func TestNoNextAttempt(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var refuse atomic.Bool
-		s := must.Get(workloadapi.New(workloadapi.Config{Client: inMemory(t, fake(t, func(c *call) {
-			if refuse.Load() {
-				c.end(workloadtest.InvalidArgument, "no")
-			} else {
-				c.end(workloadtest.Unavailable, "later")
-			}
-		}))}))(t)
-		ended := make(chan error, 1)
-		go func() { ended <- s.Run(t.Context()) }()
-		synctest.Wait()
-		require.True(t, s.Status().X509.NextAttempt.After(time.Now()))
-		refuse.Store(true)
-		require.Error(t, <-ended)
-		require.Zero(t, s.Status().X509.NextAttempt)
 	})
 }

@@ -13,18 +13,15 @@ import (
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
 // Client calls the Workload API. It is safe for concurrent use. Its only state is its connections; for an identity
 // that stays current use a [Source].
 type Client struct {
-	server   string // the address, as errors and logs show it
-	http     *http.Client
-	patience renew.Patience
-	conns    conns.Dialed // none with an HTTP client of the caller
-	answered renew.Signal // of a stream whose first message is good: the server is there
+	server string // the address, as errors and logs show it
+	http   *http.Client
+	conns  conns.Dialed // none with an HTTP client of the caller
 }
 
 // NewClient returns a client for the server at address, such as "unix:///run/agent/api.sock": see [Config]. It does
@@ -34,7 +31,7 @@ type Client struct {
 // server behind a named pipe, for example. It must reach the server whatever host a URL names, speak HTTP/2 without
 // TLS, and have no Timeout, which would end the streams.
 func NewClient(address string, via *http.Client) (*Client, error) {
-	c := &Client{server: address, http: via, patience: patience}
+	c := &Client{server: address, http: via}
 	if via != nil && address == "" {
 		c.server = "the server of an http.Client"
 		return c, nil
@@ -44,9 +41,6 @@ func NewClient(address string, via *http.Client) (*Client, error) {
 		return nil, err
 	}
 	c.server = a.String()
-	if a.network == "unix" {
-		c.patience.Longest = c.patience.Impatient // an attempt costs next to nothing while the server is away
-	}
 	if c.http == nil {
 		c.http = httpClient(a, &c.conns)
 	}
@@ -106,9 +100,8 @@ func (c *Client) call(ctx context.Context, name string, limit int, request []byt
 // each change. It ends when ctx is done, the loop ends, or the server refuses for good. A slow loop misses no change.
 //
 // Failures are yielded as an [*Error]. Unless the error is Final, the watch opens a new stream: at once if the last
-// stream delivered a response, otherwise after [Error].RetryIn or when the server answers another watch of the same
-// Client. Earlier updates stay valid, except that an error that wraps [ErrDenied] withdraws them. An error that wraps
-// [ErrBadResponse] reports a discarded response.
+// stream delivered a response, otherwise after [Error].RetryIn. Earlier updates stay valid, except that an error that
+// wraps [ErrDenied] withdraws them. An error that wraps [ErrBadResponse] reports a discarded response.
 func (c *Client) WatchX509SVIDs(ctx context.Context) iter.Seq2[*Update, error] {
 	return c.watchUpdates(ctx, workloadwire.FetchX509SVID, (*reader).x509SVIDs)
 }
@@ -144,8 +137,8 @@ const (
 )
 
 // patience bounds the waits between streams. A wait is a share of the remaining lifetime, so that even an identity
-// that lives for a minute survives the restart of an agent.
-var patience = renew.Patience{Impatient: 5 * time.Second, Longest: 30 * time.Second, Wish: time.Minute}
+// that lives for a minute survives the restart of an agent. An attempt costs next to nothing while the server is away.
+var patience = renew.Patience{Impatient: 5 * time.Second, Longest: 5 * time.Second, Wish: time.Minute}
 
 var (
 	errSilent = errors.New("the server did not answer in time")
@@ -163,14 +156,12 @@ type watch[U any] struct {
 	ends    func() time.Time             // when the remembered response expires; may be nil
 
 	received time.Time // when the last good response came; zero if it was withdrawn
-	brought  bool      // the last stream delivered a good response
 }
 
 // run yields updates and errors until ctx is done, the caller's loop ends, or an error is final.
 func (w *watch[U]) run(ctx context.Context, yield func(U, error) bool) {
-	p := pace{patience: w.client.patience}
+	var p pace
 	for ctx.Err() == nil {
-		wake := w.client.answered.Changed()
 		good, over, err := w.stream(ctx, yield)
 		if over || ctx.Err() != nil {
 			return
@@ -186,12 +177,7 @@ func (w *watch[U]) run(ctx context.Context, yield func(U, error) bool) {
 		if !yield(none, err) || err.Final {
 			return
 		}
-		if w.brought || err.after > 0 {
-			// A watch that woke the others must not be woken by them, or two of them would wake each other forever. If
-			// the server named a time, obey it.
-			wake = nil
-		}
-		renew.Wait(ctx, err.RetryIn, wake)
+		renew.Wait(ctx, err.RetryIn, nil)
 	}
 }
 
@@ -205,7 +191,6 @@ func (w *watch[U]) end() time.Time {
 
 // pace decides when the next stream starts.
 type pace struct {
-	patience    renew.Patience
 	failures    int       // in a row
 	reconnected time.Time // the last reconnect without a wait
 }
@@ -225,20 +210,16 @@ func (p *pace) next(err *Error, good bool, received, end, now time.Time, u float
 		return 0
 	}
 	p.failures++
-	f := renew.NewFailure(p.failures, err)
-	switch {
-	case received.IsZero():
-		return p.patience.Wait(f, 0, 0, u)
-	case end.IsZero(): // bundles
-		return p.patience.WaitEndless(f, u)
+	var life, left time.Duration
+	if !end.IsZero() { // not bundles
+		life, left = end.Sub(received), end.Sub(now)
 	}
-	return p.patience.Wait(f, end.Sub(received), end.Sub(now), u)
+	return patience.Wait(renew.NewFailure(p.failures, err), life, left, u)
 }
 
 // stream runs one stream to its end. It reports whether the stream had a good message, and whether the caller's loop
 // has ended. An abandoned stream counts as having had none.
 func (w *watch[U]) stream(ctx context.Context, yield func(U, error) bool) (good, over bool, _ *Error) {
-	w.brought = false
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	limit := silenceLimit
@@ -282,10 +263,6 @@ func (w *watch[U]) stream(ctx context.Context, yield func(U, error) bool) (good,
 			}
 			continue
 		}
-		if !w.brought {
-			w.brought = true
-			w.client.answered.Notify()
-		}
 		good, bad, w.received = true, 0, time.Now()
 		if !yield(u, nil) {
 			return good, true, nil
@@ -305,12 +282,4 @@ func (u *Update) ends(now time.Time) time.Time {
 			}
 		}
 	})
-}
-
-// parseID parses an ID in a response.
-func parseID(s string) (spiffe.ID, error) {
-	if s == "" {
-		return spiffe.ID{}, errors.New("spiffe_id is empty")
-	}
-	return spiffe.ParseID(s)
 }

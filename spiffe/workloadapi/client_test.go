@@ -120,11 +120,11 @@ func TestFetchJWTSVID(t *testing.T) {
 
 		// What the server must not answer.
 		for want, m := range map[string]*wire.JWTSVIDResponse{
-			"no SVIDs":           {},
-			"spiffe_id is empty": {Svids: []*wire.JWTSVID{{Svid: "x"}}},
-			"svid is empty":      {Svids: []*wire.JWTSVID{token(web, ""), {SpiffeId: web.String()}}},
-			"\"x\"":              {Svids: []*wire.JWTSVID{{SpiffeId: "x", Svid: "x"}}},
-			"more than 256":      {Svids: slices.Repeat([]*wire.JWTSVID{token(web, "")}, 257)},
+			"no SVIDs":        {},
+			"must begin with": {Svids: []*wire.JWTSVID{{Svid: "x"}}},
+			"svid is empty":   {Svids: []*wire.JWTSVID{token(web, ""), {SpiffeId: web.String()}}},
+			"\"x\"":           {Svids: []*wire.JWTSVID{{SpiffeId: "x", Svid: "x"}}},
+			"more than 256":   {Svids: slices.Repeat([]*wire.JWTSVID{token(web, "")}, 257)},
 		} {
 			answer = m
 			_, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "x")
@@ -196,7 +196,7 @@ func TestValidateJWTSVID(t *testing.T) {
 			require.ErrorIs(t, err, workloadapi.ErrRefused)
 		}
 		for want, m := range map[string]*wire.ValidateJWTSVIDResponse{
-			"spiffe_id is empty": {Claims: claims}, "claims are empty": {SpiffeId: "spiffe://example.org/web"}, "\"x\"": {SpiffeId: "x", Claims: claims},
+			"must begin with": {Claims: claims}, "claims are empty": {SpiffeId: "spiffe://example.org/web"}, "\"x\"": {SpiffeId: "x", Claims: claims},
 		} {
 			answer = m
 			id, got, err = c.ValidateJWTSVID(t.Context(), "a", "t")
@@ -420,7 +420,7 @@ func TestHostileServer(t *testing.T) {
 		"8 million CRLs":             {message(elements(8*mb, empty(2))), "more than 10000 elements"},
 		"8 million bundles":          {message(elements(8*mb, empty(3))), "more than 10000 elements"},
 		"many unknown fields":        {message(elements(8*mb, []byte{0x98, 0x06, 0x01})), "more than 10000 elements"},
-		"one field again and again":  {message(text(1, elements(8*mb, empty(2)))), "spiffe_id is empty"},
+		"one field again and again":  {message(text(1, elements(8*mb, empty(2)))), "must begin with"},
 		"a huge unknown field":       {message(append(text(99, make([]byte, 20*mb)), good...)), ""},
 		"a huge CRL":                 {message(append(text(2, make([]byte, 20*mb)), good...)), ""},
 		"a huge bundle":              {message(append(federated("other.test", make([]byte, 20*mb)), good...)), ""},

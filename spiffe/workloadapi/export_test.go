@@ -2,10 +2,10 @@ package workloadapi
 
 import (
 	"context"
-	"errors"
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/conns"
@@ -32,13 +32,13 @@ func (a Address) Target() string { return a.target }
 // ParseAddress parses the address of a Workload API.
 func ParseAddress(s string) (Address, error) { return parseAddress(s) }
 
-// Corrected returns the address that was probably meant, and whether err is one for an address.
+// Corrected returns the address that err suggests, and whether err is one for an address.
 func Corrected(err error) (address string, ok bool) {
-	e, ok := errors.AsType[*addressError](err)
-	if !ok {
+	if err == nil || !strings.HasPrefix(err.Error(), "workloadapi: address ") {
 		return "", false
 	}
-	return e.corrected, true
+	_, address, _ = strings.Cut(err.Error(), "; write ")
+	return address, true
 }
 
 // HTTPClient returns the http.Client that is made for an address, with another way to dial.
@@ -72,17 +72,20 @@ func ReadWITSVIDs(data []byte) ([]TokenSVID, error) {
 func ReadClaims(data []byte) (map[string]any, error) { _, c, err := readClaims(data); return c, err }
 func ReadWITBundles(data []byte) (int, error)        { m, err := readWITBundles(data); return len(m), err }
 
-// Pace returns how a watch of the server at address decides when the next stream is opened, after streams
-// that failed or had a good message.
-func Pace(address string) func(good bool, received, end, now time.Time, u float64) time.Duration {
-	c, err := NewClient(address, nil)
-	if err != nil {
-		panic(err)
-	}
-	p := pace{patience: c.patience}
+// Pace returns how a watch decides when the next stream is opened, after streams that failed or had a good message.
+func Pace() func(good bool, received, end, now time.Time, u float64) time.Duration {
+	var p pace
 	return func(good bool, received, end, now time.Time, u float64) time.Duration {
 		return p.next(&Error{Err: errEnded}, good, received, end, now, u)
 	}
+}
+
+// X509 returns the update of which a source has its identities and bundles.
+func (s *Source) X509() (*Update, error) {
+	if st := s.cur.Load(); len(st.identities()) > 0 {
+		return st.update, nil
+	}
+	return nil, s.notReady()
 }
 
 // Status is the state of a source.
@@ -114,8 +117,7 @@ func (s *Source) Status() Status {
 	defer s.mu.Unlock()
 	st := Status{Ready: s.ready(), X509: s.x509.status(), JWT: s.jwt.status()}
 	st.JWT.Skipped = slices.Concat(s.jwt.skipped, s.unmerged)
-	if snap := s.cur.Load().snap; snap != nil {
-		svid, _ := snap.SVID() // of a snapshot: never an error
+	if svid := s.cur.Load().svid(); svid != nil {
 		st.ID, st.NotAfter = svid.ID(), svid.NotAfter()
 	}
 	return st

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"net/http"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -97,14 +95,12 @@ func TestOutageArithmetic(t *testing.T) {
 		}
 		return expired, slowest, first
 	}
-	for _, address := range []string{"unix:///run/agent.sock", "tcp://127.0.0.1:8081"} {
-		expired, slowest, first := play(func() pace { return workloadapi.Pace(address) })
-		assert.Zero(t, expired, address)
-		assert.Less(t, slowest, 0.055, address) // 5 %, and the shortest wait where little is left of a short life
-		assert.LessOrEqual(t, first, 5*time.Second, address)
-		t.Logf("%s: after %.1f %% of what was left at most, and %v if there was nothing", address, 100*slowest, first)
-	}
-	expired, slowest, first := play(func() pace {
+	expired, slowest, first := play(func() pace { return workloadapi.Pace() })
+	assert.Zero(t, expired)
+	assert.Less(t, slowest, 0.055) // 5 %, and the shortest wait where little is left of a short life
+	assert.LessOrEqual(t, first, 5*time.Second)
+	t.Logf("after %.1f %% of what was left at most, and %v if there was nothing", 100*slowest, first)
+	expired, slowest, first = play(func() pace {
 		failures := 0
 		return func(good bool, _, _, _ time.Time, u float64) time.Duration {
 			if good {
@@ -168,94 +164,4 @@ func TestOutage(t *testing.T) {
 			}
 		}
 	}
-}
-
-// TestStreamsWakeEachOther: when the stream of identities is back, that of the bundles for JWT-SVIDs, which do
-// not end, does not wait on.
-func TestStreamsWakeEachOther(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	home := workloadtest.NewDomain(t, "example.org")
-	bundles := &wire.JWTBundlesResponse{Bundles: map[string][]byte{home.Key(): nil}}
-	synctest.Test(t, func(t *testing.T) {
-		home := workloadtest.NewDomain(t, "example.org")
-		var down atomic.Pointer[chan struct{}]
-		rise := func() { c := make(chan struct{}); down.Store(&c) }
-		rise()
-		s := source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
-			down := down.Load()
-			if down == nil {
-				c.end(workloadtest.Unavailable, "")
-				return
-			}
-			if c.rpc == "FetchJWTBundles" {
-				c.send(bundles)
-			} else {
-				c.send(lasting(t, home, time.Minute))
-			}
-			select {
-			case <-*down:
-			case <-c.ctx.Done():
-			}
-		})
-		require.NoError(t, s.Ready(t.Context()))
-		for range 10 {
-			close(*down.Swap(nil))
-			time.Sleep(27 * time.Second)
-			require.False(t, s.Status().JWT.Open)
-			rise()
-			for !s.Status().X509.Open && !s.Status().JWT.Open {
-				time.Sleep(time.Millisecond)
-				synctest.Wait()
-			}
-			require.True(t, s.Status().X509.Open && s.Status().JWT.Open, "one waits, although the other is back")
-		}
-	})
-
-	// Streams that end at once do not wake each other without end, whether they count as good or not.
-	for name, after := range map[string]func(c *call){
-		"hang up": func(*call) {},
-		"nonsense": func(c *call) {
-			for c.ctx.Err() == nil {
-				c.sendRaw([]byte("nonsense"))
-			}
-		},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			home := workloadtest.NewDomain(t, "example.org")
-			var calls atomic.Int32
-			_ = source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
-				calls.Add(1)
-				if c.rpc == "FetchJWTBundles" {
-					c.send(bundles)
-				} else {
-					c.send(lasting(t, home, time.Hour))
-				}
-				after(c)
-			})
-			time.Sleep(5 * time.Minute)
-			assert.Less(t, calls.Load(), int32(2*5*60*3), name)
-		})
-	}
-
-	// A server that has named a time is not asked before.
-	synctest.Test(t, func(t *testing.T) {
-		home := workloadtest.NewDomain(t, "example.org")
-		start := time.Now()
-		var asked []time.Duration
-		_ = source(t, workloadapi.Config{JWTBundles: true}, func(c *call) {
-			if c.rpc == "FetchJWTBundles" {
-				asked = append(asked, time.Since(start))
-				c.w.Header().Set(http.TrailerPrefix+"Grpc-Retry-Pushback-Ms", "40000")
-				c.end(workloadtest.Unavailable, "")
-				return
-			}
-			c.send(lasting(t, home, time.Hour))
-			c.sleep(7 * time.Second)
-		})
-		time.Sleep(50 * time.Second)
-		synctest.Wait()
-		require.Len(t, asked, 2)
-		assert.GreaterOrEqual(t, asked[1], 40*time.Second)
-	})
 }

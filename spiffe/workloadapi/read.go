@@ -1,11 +1,8 @@
 package workloadapi
 
 import (
-	"cmp"
-	"crypto/sha256"
 	"crypto/x509"
 	"encoding/asn1"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,6 +11,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
@@ -64,6 +62,16 @@ func (u *Update) identity(hint string) *spiffe.SVID {
 	return nil
 }
 
+// of returns the SVID with this ID and hint, or nil.
+func (u *Update) of(id spiffe.ID, hint string) *spiffe.SVID {
+	for _, i := range u.Identities {
+		if i.SVID.ID() == id && i.Hint == hint {
+			return i.SVID
+		}
+	}
+	return nil
+}
+
 // inForce returns u with the identities that are in force at now, of which old, which may be nil, were before. One
 // that has expired or is not valid yet replaces none of its ID and, if it is the only one, none at all: its
 // successor will come. next is when one of those begins to be valid, zero for none.
@@ -84,9 +92,8 @@ func (u *Update) inForce(old *Update, now time.Time) (out *Update, next time.Tim
 		}
 		c.withheld = fmt.Errorf("workloadapi: %q is not in force: %w", id.SVID.ID(), err)
 		c.Skipped = append(slices.Clip(c.Skipped), c.withheld)
-		same := func(o Identity) bool { return o.SVID.ID() == id.SVID.ID() && o.Hint == id.Hint }
-		if i := slices.IndexFunc(old.Identities, same); i >= 0 {
-			c.Identities = append(c.Identities, old.Identities[i])
+		if before := old.of(id.SVID.ID(), id.Hint); before != nil {
+			c.Identities = append(c.Identities, Identity{SVID: before, Hint: id.Hint})
 		}
 	}
 	if c.withheld == nil {
@@ -108,7 +115,7 @@ func (u *Update) inTime(svid *spiffe.SVID, now time.Time) (from time.Time, err e
 		}
 	}
 	if err = certchain.InTime(chain[0], now); err == nil {
-		if err = verify(svid, u.Bundles, now); !expired(err) {
+		if err = sourcereport.Refused(svid, u.Bundles, now); !expired(err) {
 			err = nil
 		}
 	}
@@ -121,24 +128,15 @@ func expired(err error) bool {
 	return ok && e.Reason == x509.Expired
 }
 
-// reader reads the responses of one watch. What has not changed since the last good response is not parsed again, and
-// is the same value, for readers that compare.
+// reader reads the responses of one watch. What has not changed since the last good response is the same value as
+// before, for readers that compare.
 type reader struct {
-	svids map[[sha256.Size]byte]*spiffe.SVID
-	shelf shelf
 	last  *Update
 	force *Update // last, with what of the responses before is still in force, when another one came
 }
 
-// shelf has the bundles of a response.
-type shelf map[spiffe.TrustDomain]kept
-
-// kept is a bundle with the hash of what it was made of.
-type kept struct {
-	sum    [sha256.Size]byte
-	bundle *spiffe.Bundle
-	notes  []error
-}
+// bundles has the bundles of a response.
+type bundles map[spiffe.TrustDomain]*spiffe.Bundle
 
 // parser makes a bundle of the value in a message. The notes say what was left out of it.
 type parser func(td spiffe.TrustDomain, value []byte) (b *spiffe.Bundle, notes []error, err error)
@@ -167,7 +165,7 @@ func readEntries(p *workloadwire.Profile, svids []workloadwire.SVID) (all []entr
 			continue
 		}
 		hints[s.Hint] = true
-		id, err := parseID(s.ID)
+		id, err := spiffe.ParseID(s.ID)
 		if err != nil {
 			return nil, nil, fmt.Errorf("SVID %d: %w", i+1, err)
 		}
@@ -194,10 +192,9 @@ func (r *reader) x509SVIDs(data []byte) (*Update, error) {
 	if err != nil {
 		return nil, err
 	}
-	u := &Update{CRLs: m.CRLs, Skipped: skipped}
-	svids, next := make(map[[sha256.Size]byte]*spiffe.SVID, len(entries)), make(shelf, len(m.Federated)+1)
+	u, next := &Update{CRLs: m.CRLs, Skipped: skipped}, make(bundles)
 	for _, e := range entries {
-		svid, notes, err := r.identity(e, svids, next)
+		svid, notes, err := r.identity(e, next)
 		if err != nil {
 			return nil, fmt.Errorf("SVID %d: %w", e.n, err)
 		}
@@ -205,65 +202,52 @@ func (r *reader) x509SVIDs(data []byte) (*Update, error) {
 		u.Skipped = append(u.Skipped, notes...)
 	}
 	u.Skipped = append(u.Skipped, r.takeAll(next, m.Federated, parseX509Bundle)...)
-	r.svids = svids
 	return r.took(u, next), nil
 }
 
 // took completes an update with its bundles.
-func (r *reader) took(u *Update, next shelf) *Update {
+func (r *reader) took(u *Update, next bundles) *Update {
 	u.Skipped = atMost(maxNotes, u.Skipped)
-	all := make(map[spiffe.TrustDomain]*spiffe.Bundle, len(next))
-	for td, k := range next {
-		all[td] = k.bundle
+	u.Bundles = setOf(next)
+	if r.last != nil && u.Bundles.Equal(r.last.Bundles) {
+		u.Bundles = r.last.Bundles
 	}
-	set := setOf(all)
-	if r.last != nil && set.Equal(r.last.Bundles) {
-		set = r.last.Bundles
-	}
-	u.Bundles = set
-	r.shelf, r.last = next, u
+	r.last = u
 	return u
 }
 
-// identity checks one SVID, and puts it into svids and the bundle of its trust domain into next.
-func (r *reader) identity(e entry, svids map[[sha256.Size]byte]*spiffe.SVID, next shelf) (*spiffe.SVID, []error,
-	error) {
+// identity checks one SVID, and puts the bundle of its trust domain into next.
+func (r *reader) identity(e entry, next bundles) (*spiffe.SVID, []error, error) {
 	td := e.id.TrustDomain()
-	certs, key, roots := e.Parts[0], e.Parts[1], e.Parts[2]
-	own, err := r.take(td, roots, parseX509Bundle)
+	own, notes, err := r.take(td, e.Parts[2], parseX509Bundle)
 	if err != nil {
 		return nil, nil, fmt.Errorf("bundle: %w", err)
 	}
-	notes := own.notes
-	if first, there := next[td]; there {
+	if first := next[td]; first != nil {
 		notes = nil
-		if first.sum != own.sum {
+		if !first.Equal(own) {
 			notes = []error{fmt.Errorf("workloadapi: the bundle that comes with %q skipped: an earlier SVID "+
 				"brought another of the same trust domain", e.id)}
 		}
 		own = first
 	}
-
-	h := sha256.New()
-	h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(certs))))
-	h.Write(certs)
-	h.Write(key)
-	sum := [sha256.Size]byte(h.Sum(nil))
-	svid := cmp.Or(r.svids[sum], svids[sum])
-	if svid == nil {
-		if svid, err = spiffe.ParseSVID(certs, key); err != nil {
-			return nil, nil, err
-		}
+	svid, err := spiffe.ParseSVID(e.Parts[0], e.Parts[1])
+	if err != nil {
+		return nil, nil, err
 	}
 	if svid.ID() != e.id {
 		return nil, nil, fmt.Errorf("the certificate is that of %q, not %q", svid.ID(), e.id)
 	}
-	limited, err := r.checkRoles(svid, e.Hint)
+	var before *spiffe.SVID
+	if r.force != nil {
+		before = r.force.of(e.id, e.Hint)
+	}
+	limited, err := sourcereport.Usages(svid, before)
 	if err != nil {
 		return nil, nil, err
 	}
 	if limited != nil {
-		notes = append(slices.Clip(notes), limited)
+		notes = append(notes, fmt.Errorf("workloadapi: %w", limited))
 	}
 	leaf, at := svid.Leaf(), time.Now()
 	if at.Before(leaf.NotBefore) { // whether it is valid now is another question, which passes with time
@@ -271,49 +255,25 @@ func (r *reader) identity(e entry, svids map[[sha256.Size]byte]*spiffe.SVID, nex
 	} else if at.After(leaf.NotAfter) {
 		at = leaf.NotAfter
 	}
-	if err := verify(svid, own.bundle, at); err != nil && !expired(err) { // a certificate above the leaf
+	if err := sourcereport.Refused(svid, own, at); err != nil && !expired(err) { // a certificate above the leaf
 		// This does not discard the response: a revoked root may have left the bundle before the identity is renewed,
 		// and keeping the previous bundle would mean trusting that root.
-		notes = append(slices.Clip(notes), fmt.Errorf("workloadapi: peers will refuse %q: %w", e.id, err))
+		notes = append(notes, fmt.Errorf("workloadapi: peers will refuse %q: %w", e.id, err))
 	}
-	svids[sum], next[td] = svid, own
-	return svid, notes, nil
+	next[td] = own
+	return r.known(svid), notes, nil
 }
 
-// checkRoles refuses an identity that serves on neither side of a connection, and one that serves on one side if the
-// identity in force serves on both. Without an identity in force it is accepted, with a note.
-func (r *reader) checkRoles(svid *spiffe.SVID, hint string) (note, err error) {
-	server, client := certchain.Roles(svid.Chain())
-	switch {
-	case server && client:
-		return nil, nil
-	case !server && !client:
-		return nil, errors.New("its extended key usages permit neither a server nor a client")
-	}
-	side := "server"
-	if client {
-		side = "client"
-	}
-	if r.force != nil {
-		for _, id := range r.force.Identities {
-			if s, c := certchain.Roles(id.SVID.Chain()); s && c && id.SVID.ID() == svid.ID() && id.Hint == hint &&
-				time.Now().Before(id.SVID.NotAfter()) {
-				return nil, fmt.Errorf("its extended key usages permit a %s only, and those of the certificate "+
-					"in force permit both sides", side)
+// known returns the SVID of the last response with the certificates of svid, or svid if there is none.
+func (r *reader) known(svid *spiffe.SVID) *spiffe.SVID {
+	if r.last != nil {
+		for _, old := range r.last.Identities {
+			if slices.EqualFunc(old.SVID.Chain(), svid.Chain(), (*x509.Certificate).Equal) {
+				return old.SVID
 			}
 		}
 	}
-	return fmt.Errorf("workloadapi: the extended key usages of %q permit a %s only", svid.ID(), side), nil
-}
-
-// verify reports whether svid has a path to its own bundle at a time, as peers will look for one.
-func verify(svid *spiffe.SVID, bundles spiffe.BundleSource, at time.Time) error {
-	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()),
-		&spiffe.VerifierOptions{Now: func() time.Time { return at }, Remember: -1})
-	if err == nil {
-		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
-	}
-	return err
+	return svid
 }
 
 func (r *reader) x509Bundles(data []byte) (*Update, error) {
@@ -333,7 +293,7 @@ func (r *reader) bundles(p *workloadwire.Profile, parse parser, data []byte) (*U
 	if len(m.Bundles) == 0 {
 		return nil, errors.New("it has no bundles")
 	}
-	next := make(shelf, len(m.Bundles))
+	next := make(bundles, len(m.Bundles))
 	u := &Update{CRLs: m.CRLs, Skipped: r.takeAll(next, m.Bundles, parse)}
 	if len(next) == 0 {
 		return nil, fmt.Errorf("no bundle in it can be used: %w", u.Skipped[0])
@@ -341,44 +301,51 @@ func (r *reader) bundles(p *workloadwire.Profile, parse parser, data []byte) (*U
 	return r.took(u, next), nil
 }
 
-// take returns the bundle that value stands for.
-func (r *reader) take(td spiffe.TrustDomain, value []byte, parse parser) (kept, error) {
-	k := kept{sum: sha256.Sum256(value)}
-	if old, ok := r.shelf[td]; ok && old.sum == k.sum {
-		return old, nil
+// before returns the bundle of td in the last response, or nil.
+func (r *reader) before(td spiffe.TrustDomain) *spiffe.Bundle {
+	if r.last == nil {
+		return nil
 	}
-	var err error
-	k.bundle, k.notes, err = parse(td, value)
-	k.notes = atMost(maxBundleNotes, k.notes)
-	return k, err
+	b, _ := r.last.Bundles.Bundle(td) // nil if there is none
+	return b
+}
+
+// take returns the bundle that value stands for.
+func (r *reader) take(td spiffe.TrustDomain, value []byte, parse parser) (*spiffe.Bundle, []error, error) {
+	b, notes, err := parse(td, value)
+	if err != nil {
+		return nil, nil, err
+	}
+	if old := r.before(td); old != nil && old.Equal(b) {
+		b = old
+	}
+	return b, atMost(maxBundleNotes, notes), nil
 }
 
 // takeAll puts the bundles of a map into next, each by itself: a damaged one affects no other and leaves the previous
 // one in place. It skips a trust domain that next already has.
-func (r *reader) takeAll(next shelf, m map[string][]byte, parse parser) (skipped []error) {
+func (r *reader) takeAll(next bundles, m map[string][]byte, parse parser) (skipped []error) {
 	for _, key := range slices.Sorted(maps.Keys(m)) {
 		td, err := trustDomain(key)
 		if err != nil {
 			skipped = append(skipped, err)
 			continue
 		}
-		if _, there := next[td]; there {
+		if next[td] != nil {
 			skipped = append(skipped,
 				fmt.Errorf("workloadapi: bundle of %q: skipped: it is the own trust domain, whose bundle comes "+
 					"with the identity", td))
 			continue
 		}
-		k, err := r.take(td, m[key], parse)
+		b, notes, err := r.take(td, m[key], parse)
 		if err != nil {
-			skipped = append(skipped, fmt.Errorf("workloadapi: bundle of %q: skipped: %w", td, err))
-			old, ok := r.shelf[td]
-			if !ok {
-				continue
-			}
-			k = old
+			notes = []error{fmt.Errorf("workloadapi: bundle of %q: skipped: %w", td, err)}
+			b = r.before(td)
 		}
-		next[td] = k
-		skipped = append(skipped, k.notes...)
+		if b != nil {
+			next[td] = b
+		}
+		skipped = append(skipped, notes...)
 	}
 	return skipped
 }

@@ -1,7 +1,6 @@
 package workloadapi
 
 import (
-	"io"
 	"slices"
 
 	"github.com/svidkit/svidkit/internal/metrics"
@@ -30,69 +29,66 @@ func (s *Source) Report() report.Report {
 	}
 	r := sourcereport.Of(identity, s, s.client.server)
 	s.mu.Lock()
-	ready, x509, jwt := s.ready(), s.x509, s.jwt
+	ready, svid, x509, jwt := s.ready(), s.cur.Load().svid(), s.x509, s.jwt
 	jwt.skipped = slices.Concat(jwt.skipped, s.unmerged)
 	s.mu.Unlock()
 	if s.cfg.BundlesOnly && !ready {
 		r.NotReady = s.notReady()
 	}
-	add := func(stream string, t *track) {
-		r.Upstreams = append(r.Upstreams, report.Upstream{
-			Name: s.client.server + " (" + stream + ")", LastSuccess: t.success, NextAttempt: t.next,
-			Failures: t.failures, Err: t.err,
-		})
+	streams := []stream{{"x509", "X.509", &x509}}
+	if s.cfg.JWTBundles {
+		streams = append(streams, stream{"jwt", "JWT bundles", &jwt})
+	}
+	for _, t := range streams {
+		r.Upstreams = append(r.Upstreams, report.Upstream{Name: s.client.server + " (" + t.name + ")",
+			LastSuccess: t.success, NextAttempt: t.next, Failures: t.failures, Err: t.err})
 		r.Problems = append(r.Problems, t.skipped...)
 	}
-	add("X.509", &x509)
-	if jwt.updates > 0 || jwt.err != nil { // otherwise the stream is not in use
-		add("JWT bundles", &jwt)
-	}
-	var svid *spiffe.SVID
-	if snap := s.cur.Load().snap; snap != nil {
-		svid, _ = snap.SVID() // of a snapshot: never an error
-	}
-	streams := map[string]*track{"x509": &x509}
-	if s.cfg.JWTBundles {
-		streams["jwt"] = &jwt
-	}
-	r.Metrics = func(w io.Writer) error { return metricsOf(ready, svid, streams).Write(w) }
+	r.Metrics = metricsOf(ready, svid, streams).Write
 	return r
 }
 
-// metricsOf returns the metrics of a source. svid may be nil; the keys of streams are their labels.
-func metricsOf(ready bool, svid *spiffe.SVID, streams map[string]*track) *metrics.Set {
+// stream is the state of a stream with its names in metrics and reports.
+type stream struct {
+	label, name string
+	*track
+}
+
+// metricsOf returns the metrics of a source. svid may be nil.
+func metricsOf(ready bool, svid *spiffe.SVID, streams []stream) *metrics.Set {
 	set := new(metrics.Set)
-	set.Gauges("svidkit_workloadapi_ready", "Whether the source has what it is configured for: 1 or 0.",
-		func(add metrics.Add) { add(metrics.Bool(ready)) })
+	set.Gauge("svidkit_workloadapi_ready", "Whether the source has what it is configured for: 1 or 0.",
+		func() (float64, bool) { return metrics.Bool(ready), true })
 	set.Gauges("svidkit_workloadapi_identity_end_timestamp_seconds",
 		"When the certificate of the identity ends, in seconds since 1970.", func(add metrics.Add) {
 			if svid != nil {
 				add(metrics.Seconds(svid.NotAfter()), "identity", svid.ID().String())
 			}
 		})
-	each := func(value func(*track) (float64, bool)) func(metrics.Add) {
+	each := func(value func(stream) float64) func(metrics.Add) {
 		return func(add metrics.Add) {
-			for _, label := range []string{"x509", "jwt"} {
-				if t := streams[label]; t != nil {
-					if v, ok := value(t); ok {
-						add(v, "stream", label)
-					}
-				}
+			for _, t := range streams {
+				add(value(t), "stream", t.label)
 			}
 		}
 	}
 	set.Gauges("svidkit_workloadapi_stream_open", "Whether the stream is open and has brought something: 1 or 0.",
-		each(func(t *track) (float64, bool) { return metrics.Bool(t.open), true }))
+		each(func(t stream) float64 { return metrics.Bool(t.open) }))
 	set.Totals("svidkit_workloadapi_updates_total", "The number of good responses.",
-		each(func(t *track) (float64, bool) { return float64(t.updates), true }))
+		each(func(t stream) float64 { return float64(t.updates) }))
 	set.Totals("svidkit_workloadapi_failures_total",
 		"The number of streams that have failed, and of responses that were discarded.",
-		each(func(t *track) (float64, bool) { return float64(t.failed), true }))
+		each(func(t stream) float64 { return float64(t.failed) }))
 	set.Gauges("svidkit_workloadapi_update_timestamp_seconds",
-		"When the last good response came, in seconds since 1970.",
-		each(func(t *track) (float64, bool) { return metrics.Seconds(t.success), !t.success.IsZero() }))
+		"When the last good response came, in seconds since 1970.", func(add metrics.Add) {
+			for _, t := range streams {
+				if !t.success.IsZero() {
+					add(metrics.Seconds(t.success), "stream", t.label)
+				}
+			}
+		})
 	set.Gauges("svidkit_workloadapi_skipped",
 		"The number of parts of the last good response that were not taken over.",
-		each(func(t *track) (float64, bool) { return float64(len(t.skipped)), true }))
+		each(func(t stream) float64 { return float64(len(t.skipped)) }))
 	return set
 }

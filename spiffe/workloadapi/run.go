@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/lifecycle"
-	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -47,13 +46,11 @@ func (s *Source) Close() error {
 
 func (s *Source) run(ctx context.Context) error {
 	s.mu.Lock()
-	s.x509.begin()
-	s.jwt.begin()
+	s.x509.final, s.jwt.final = false, false
 	s.mu.Unlock()
 
 	inner, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	wg.Go(func() { s.settle(inner) })
 	if s.cfg.JWTBundles {
 		wg.Go(func() { _ = s.follow(inner, &s.jwt, s.client.WatchJWTBundles(inner)) })
 	}
@@ -70,8 +67,10 @@ func (s *Source) run(ctx context.Context) error {
 		time.AfterFunc(time.Second, s.client.CloseIdleConnections)
 	}
 	s.mu.Lock()
-	s.x509.end()
-	s.jwt.end()
+	s.x509.open, s.jwt.open = false, false
+	if s.early != nil {
+		s.early.Stop()
+	}
 	s.mu.Unlock()
 	return err
 }
@@ -88,27 +87,6 @@ func (s *Source) follow(ctx context.Context, t *track, updates iter.Seq2[*Update
 	return last
 }
 
-// settle adopts identities that arrived before their validity began, as soon as it begins.
-func (s *Source) settle(ctx context.Context) {
-	for ctx.Err() == nil {
-		changed := s.early.Changed()
-		s.mu.Lock()
-		at := s.x509.again
-		s.mu.Unlock()
-		switch wait := time.Until(at); {
-		case at.IsZero():
-			select {
-			case <-changed:
-			case <-ctx.Done():
-			}
-		case wait > 0:
-			renew.Wait(ctx, wait, changed)
-		default:
-			s.took(ctx, &s.x509, nil)
-		}
-	}
-}
-
 // took adopts a good response and publishes the new state. If u is nil, it adopts the parts of the last response that
 // have become valid since.
 func (s *Source) took(ctx context.Context, t *track, u *Update) {
@@ -120,14 +98,18 @@ func (s *Source) took(ctx context.Context, t *track, u *Update) {
 	t.settle(time.Now())
 	published := s.publish()
 	st, after := s.cur.Load(), t.skipped
+	if s.early != nil {
+		s.early.Stop()
+	}
+	if at := s.x509.again; !at.IsZero() && ctx.Err() == nil {
+		s.early = time.AfterFunc(time.Until(at), func() { s.took(ctx, &s.x509, nil) })
+	}
 	s.mu.Unlock()
-	s.early.Notify()
 
 	server := slog.String("server", s.client.server)
 	if published {
 		attrs := []slog.Attr{server}
-		if st.snap != nil {
-			svid, _ := st.snap.SVID() // of a snapshot: never an error
+		if svid := st.svid(); svid != nil {
 			attrs = append(attrs, slog.String("id", svid.ID().String()), slog.Time("not_after", svid.NotAfter()))
 		}
 		s.log.LogAttrs(ctx, slog.LevelInfo, "workloadapi: update", attrs...)
@@ -170,7 +152,7 @@ func (s *Source) publish() bool {
 	old := s.cur.Load()
 	st := &state{update: s.x509.update, bundles: s.bundles(old.bundles)}
 	if svid := st.update.identity(s.cfg.Hint); svid != nil {
-		if st.snap = old.snap; !snapshotOf(st.snap, svid, st.bundles) {
+		if st.snap = old.snap; svid != old.svid() || st.bundles != old.bundles {
 			st.snap = spiffe.NewSnapshot(svid, st.bundles)
 		}
 	}
@@ -178,27 +160,11 @@ func (s *Source) publish() bool {
 	was := s.isReady
 	s.isReady = s.ready()
 	if s.isReady == was && st.snap == old.snap && st.bundles == old.bundles &&
-		sameIdentities(st.update, old.update) && slices.EqualFunc(st.crls(), old.crls(), slices.Equal) {
+		slices.Equal(st.identities(), old.identities()) && slices.EqualFunc(st.crls(), old.crls(), slices.Equal) {
 		return false // the same content, sent again after a reconnect
 	}
 	s.news.Notify()
 	return true
-}
-
-// snapshotOf reports whether snap already consists of svid and bundles.
-func snapshotOf(snap *spiffe.Snapshot, svid *spiffe.SVID, bundles *spiffe.BundleSet) bool {
-	if snap == nil || snap.Bundles() != bundles {
-		return false
-	}
-	have, _ := snap.SVID() // of a snapshot: never an error
-	return have == svid
-}
-
-func sameIdentities(a, b *Update) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return slices.Equal(a.Identities, b.Identities)
 }
 
 // bundles returns the X.509 and JWT bundles as one set, or nil if there are none. A bundle keeps both kinds of
@@ -254,38 +220,16 @@ type track struct {
 	last   *Update   // the last response as it was received
 	again  time.Time // when an identity in last begins to be valid; zero if none does
 
-	open           bool      // there is a stream, and it has delivered a response
-	updates        uint64    // good responses
-	success        time.Time // when the last good response came
-	failures       int       // since then
-	err            error     // the last failure, or nil after a good response
-	next           time.Time // the next attempt, after a failure that ended the stream
-	skipped        []error   // why parts of the last good response were skipped
-	failed         uint64    // failures since New
-	denied         error     // the denial in force, or nil
-	final          bool      // the server has refused for good
-	began, stopped time.Time // of Run
-}
-
-// begin records that Run now wants the stream.
-func (t *track) begin() {
-	t.final, t.began, t.stopped = false, time.Now(), time.Time{}
-}
-
-// end records that Run has stopped.
-func (t *track) end() { t.open, t.stopped = false, time.Now() }
-
-// silence is the error for a server that has neither answered nor failed.
-func (t *track) silence(server string) error {
-	var waited time.Duration
-	switch {
-	case !t.stopped.IsZero():
-		waited = t.stopped.Sub(t.began)
-	case !t.began.IsZero(): // otherwise Run is about to begin
-		waited = time.Since(t.began)
-	}
-	return fmt.Errorf("%s has not answered for %v (see the log of that server)", server,
-		waited.Round(100*time.Millisecond))
+	open     bool      // there is a stream, and it has delivered a response
+	updates  uint64    // good responses
+	success  time.Time // when the last good response came
+	failures int       // since then
+	err      error     // the last failure, or nil after a good response
+	next     time.Time // the next attempt, after a failure that ended the stream
+	skipped  []error   // why parts of the last good response were skipped
+	failed   uint64    // failures since New
+	denied   error     // the denial in force, or nil
+	final    bool      // the server has refused for good
 }
 
 // bundles returns the bundles of the stream, nil if there are none.

@@ -1,13 +1,14 @@
 package workloadapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/ratelog"
@@ -60,7 +61,6 @@ type Source struct {
 	log    *slog.Logger
 	bad    *ratelog.Log // of responses
 	news   renew.Signal
-	early  renew.Signal // the time in x509.again may have changed
 	life   lifecycle.Life
 	cur    atomic.Pointer[state] // what readers read; writers hold mu
 
@@ -68,7 +68,8 @@ type Source struct {
 	isReady  bool // at the last publish
 	x509     track
 	jwt      track
-	unmerged []error // why some bundles lack their JWT authorities
+	unmerged []error     // why some bundles lack their JWT authorities
+	early    *time.Timer // adopts identities that arrived before their validity began; nil before the first
 }
 
 type redacted = redact.Text
@@ -78,6 +79,22 @@ type state struct {
 	snap    *spiffe.Snapshot  // nil if there is no identity
 	bundles *spiffe.BundleSet // nil if there are none
 	update  *Update           // of the X.509 stream, nil if there is none
+}
+
+// svid returns the identity of the source, or nil.
+func (st *state) svid() *spiffe.SVID {
+	if st.snap == nil {
+		return nil
+	}
+	svid, _ := st.snap.SVID() // of a snapshot: never an error
+	return svid
+}
+
+func (st *state) identities() []Identity {
+	if st.update == nil {
+		return nil
+	}
+	return st.update.Identities
 }
 
 // Start returns a ready Source, and runs it until [Source.Close]. ctx bounds only the start: its end has no effect
@@ -156,25 +173,13 @@ func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
 	return nil, s.notReady()
 }
 
-// SVIDs returns all identities of the workload that are in force, the default one first. There are none before the
-// first response, after a withdrawal, and with BundlesOnly. It does not block.
+// SVIDs returns all identities of the workload that are in force, the default one first, for programs that choose
+// among them. There are none before the first response, after a withdrawal, and with BundlesOnly. It does not block.
 func (s *Source) SVIDs() (all []*spiffe.SVID) {
-	if u := s.cur.Load().update; u != nil {
-		for _, id := range u.Identities {
-			all = append(all, id.SVID)
-		}
+	for _, id := range s.cur.Load().identities() {
+		all = append(all, id.SVID)
 	}
 	return all
-}
-
-// X509 returns all identities of the workload that are in force, with their bundles, for programs that choose among
-// them. It does not block. Before the first response, after a withdrawal, and with BundlesOnly, the error wraps
-// [spiffe.ErrNotReady].
-func (s *Source) X509() (*Update, error) {
-	if u := s.cur.Load().update; u != nil && len(u.Identities) > 0 {
-		return u, nil
-	}
-	return nil, s.notReady()
 }
 
 // CRLs returns the certificate revocation lists that came with the bundles, in DER as received; nil if there are none.
@@ -196,8 +201,7 @@ func (st *state) crls() [][]byte {
 func (s *Source) Fetch(ctx context.Context, audience ...string) (token string, err error) {
 	var id spiffe.ID
 	st := s.cur.Load()
-	if st.snap != nil {
-		svid, _ := st.snap.SVID() // of a snapshot: never an error
+	if svid := st.svid(); svid != nil {
 		id = svid.ID()
 	}
 	all, err := s.client.FetchJWTSVIDs(ctx, id, audience...)
@@ -227,21 +231,17 @@ func (s *Source) Changed() <-chan struct{} { return s.news.Changed() }
 // failure. Ready returns before ctx is done if the server refuses for good, and after [Source.Close]. If Run was never
 // called, the error says so.
 func (s *Source) Ready(ctx context.Context) error {
-	var ready bool
-	ended := s.life.Await(ctx, s.Changed, func() bool {
+	ready := false
+	err := s.life.Ready(ctx, s.Changed, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		ready = s.ready()
 		return ready || s.x509.final || s.jwt.final
-	})
-	if ready {
-		return nil
+	}, s.notReady)
+	if err == nil && !ready {
+		return s.notReady()
 	}
-	err := s.notReady()
-	if ended == nil || errors.Is(err, ended) {
-		return err
-	}
-	return fmt.Errorf("%w; waited for it: %w", err, ended)
+	return err
 }
 
 // ready reports whether everything that Ready waits for is there. The caller holds mu.
@@ -252,37 +252,24 @@ func (s *Source) ready() bool {
 
 // notReady returns the error that says what is missing.
 func (s *Source) notReady() error {
-	idle := s.life.Idle()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t, missing := &s.x509, ""
+	err, denied := s.x509.err, s.x509.denied
+	waiting := s.client.server + " has not answered yet (see the log of that server)"
 	switch {
 	case s.x509.update == nil:
+		err = cmp.Or(err, s.jwt.err)
 	case !s.cfg.BundlesOnly && s.cur.Load().snap == nil:
 		return s.missing(s.x509.update)
 	case s.cfg.JWTBundles && s.jwt.update == nil:
-		t, missing = &s.jwt, "no bundles for JWT-SVIDs: "
+		err, denied = fmt.Errorf("no bundles for JWT-SVIDs: %w", cmp.Or(s.jwt.err, errors.New(waiting))), s.jwt.denied
 	case s.cfg.BundlesOnly:
 		return fmt.Errorf("workloadapi: source: %w: it is configured for bundles only", spiffe.ErrNotReady)
 	}
-	cause := t.err
-	if cause == nil && t == &s.x509 {
-		cause = s.jwt.err
+	if denied != nil && !errors.Is(err, ErrDenied) {
+		err = fmt.Errorf("%w; before that: %w", err, denied)
 	}
-	if cause == nil && (idle == nil || !t.began.IsZero()) {
-		cause = t.silence(s.client.server)
-	}
-	if t.denied != nil && !errors.Is(cause, ErrDenied) {
-		cause = fmt.Errorf("%w; before that: %w", cause, t.denied)
-	}
-	switch {
-	case idle == nil:
-	case cause == nil || errors.Is(idle, cause):
-		cause = idle
-	default:
-		cause = fmt.Errorf("%w; %w", cause, idle)
-	}
-	return fmt.Errorf("workloadapi: source: %w: %s%w", spiffe.ErrNotReady, missing, cause)
+	return s.life.NotReady("workloadapi: source", err, waiting)
 }
 
 // mostNamed is how many identities an error names.
@@ -297,16 +284,12 @@ func (s *Source) missing(u *Update) error {
 	if u == nil {
 		return fmt.Errorf("workloadapi: source: %w: %s", spiffe.ErrNotReady, text)
 	}
-	var have []string
 	for i, id := range u.Identities {
 		if i == mostNamed {
-			have = append(have, fmt.Sprintf("%d more", len(u.Identities)-i))
+			text += fmt.Sprintf(", and %d more", len(u.Identities)-i)
 			break
 		}
-		have = append(have, fmt.Sprintf("%q with the hint %q", id.SVID.ID(), redact.Clip(id.Hint, 128)))
-	}
-	if len(have) > 0 {
-		text += "; it has " + strings.Join(have, ", ")
+		text += fmt.Sprintf("; it has %q with the hint %q", id.SVID.ID(), redact.Clip(id.Hint, 128))
 	}
 	if u.withheld != nil {
 		return fmt.Errorf("workloadapi: source: %w: %s: %w", spiffe.ErrNotReady, text, u.withheld)

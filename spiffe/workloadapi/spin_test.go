@@ -1,7 +1,6 @@
 package workloadapi_test
 
 import (
-	"bytes"
 	"crypto/ecdsa"
 	"flag"
 	"sync"
@@ -103,17 +102,6 @@ func TestSpinningReaders(t *testing.T) {
 			}
 			count(roots == 1 && keys == 1, &mixtures)
 		},
-		func() {
-			u, err := s.X509()
-			if err != nil || len(u.Identities) != 1 {
-				misses.Add(1)
-				return
-			}
-			b, err := u.Bundles.Bundle(td)
-			count(err == nil && len(u.CRLs) == 1 && len(bundleOf(b)) == 1, &mixtures)
-			i := u.CRLs[0][0]
-			count(bytes.Equal(u.Identities[0].SVID.Leaf().Raw, states[i].Svids[0].X509Svid), &mixtures)
-		},
 	}
 	var all sync.WaitGroup
 	for i := range 8 {
@@ -141,11 +129,4 @@ func TestSpinningReaders(t *testing.T) {
 	assert.GreaterOrEqual(t, st.JWT.Updates, uint64(10))
 	assert.Greater(t, reads.Load(), int64(rounds.Of(2_500)))
 	t.Logf("%d reads, %d and %d updates", reads.Load(), st.X509.Updates, st.JWT.Updates)
-}
-
-func bundleOf(b *spiffe.Bundle) (roots [][]byte) {
-	for root := range b.X509Authorities() {
-		roots = append(roots, root.Raw)
-	}
-	return roots
 }

@@ -40,9 +40,9 @@ func TestReadySays(t *testing.T) {
 		want   string
 		is     error
 	}{
-		{name: "a server that accepts and is mute", server: mute, want: server + " has not answered for 10s (see the log of that server)"},
+		{name: "a server that accepts and is mute", server: mute, want: server + " has not answered yet"},
 		{name: "a server that is mute for long", server: mute, wait: 5 * time.Minute, want: "FetchX509SVID at " + server + ": the server did not answer in time"},
-		{name: "a header and no message", server: func(c *call) { c.flush(); c.wait() }, want: server + " has not answered for 10s"},
+		{name: "a header and no message", server: func(c *call) { c.flush(); c.wait() }, want: server + " has not answered yet"},
 		{name: "not registered", server: func(c *call) { c.end(workloadtest.PermissionDenied, "no identity issued%0Aby me") }, want: `FetchX509SVID at ` + server + `: no identity for this caller: "no identity issued\nby me"`, is: workloadapi.ErrDenied},
 		{name: "not registered, and then mute", server: deniedThenMute(), want: "no identity for this caller", is: workloadapi.ErrDenied},
 		{name: "a server that starts", server: func(c *call) { c.end(workloadtest.Unavailable, "still attesting") }, want: `"still attesting"`},
@@ -58,8 +58,8 @@ func TestReadySays(t *testing.T) {
 				c.send(web)
 			}
 			c.wait()
-		}, want: "no bundles for JWT-SVIDs: " + server + " has not answered for 10s"},
-		{name: "mute about bundles", cfg: workloadapi.Config{BundlesOnly: true}, server: mute, want: server + " has not answered for 10s"},
+		}, want: "no bundles for JWT-SVIDs: " + server + " has not answered yet"},
+		{name: "mute about bundles", cfg: workloadapi.Config{BundlesOnly: true}, server: mute, want: server + " has not answered yet"},
 	}
 	for _, r := range rows {
 		t.Run(r.name, func(t *testing.T) {

@@ -137,7 +137,7 @@ func readClaims(data []byte) (spiffe.ID, map[string]any, error) {
 	if err != nil {
 		return spiffe.ID{}, nil, err
 	}
-	id, err := parseID(text)
+	id, err := spiffe.ParseID(text)
 	if err == nil && len(claims) == 0 {
 		err = errors.New("claims are empty")
 	}

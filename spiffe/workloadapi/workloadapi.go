@@ -24,7 +24,7 @@
 // API, the last good state stays until it expires. If the server sends an identity that has expired or is not valid
 // yet, the valid one stays; a new identity is adopted once it becomes valid. The log and the Report say so. A faulty
 // response is discarded entirely. A response is also faulty if the extended key usages of a new certificate permit no
-// side of a connection, or only one side where the certificate in force permits both. The exception is
+// side of a connection, or less than those of the certificate in force. The exception is
 // PermissionDenied, with which the server withdraws everything it sent: readers get errors from then on.
 //
 // Trust domains are independent. If the bundle of a foreign trust domain is damaged, it is skipped and reported, the
@@ -33,11 +33,9 @@
 // trusted.
 //
 // When a stream that delivered a response ends, the next one starts at once. After that the waits between attempts
-// grow, with jitter, up to 4 % of the remaining life of the identities, and at most half a minute. The bound is 5
-// seconds before the first answer, after the identities have expired, and on a Unix socket. When the server answers
-// one stream of a [Client], its other waiting streams retry at once, unless the server has named a time. So an outage
-// of 45 % of a lifetime costs no identity, whenever it begins. InvalidArgument and Unimplemented are final: Run
-// returns the error.
+// grow, with jitter, up to 5 seconds and up to 4 % of the remaining life of the identities. So an outage of 45 % of a
+// lifetime costs no identity, whenever it begins. If the server names a time, the client obeys. InvalidArgument and
+// Unimplemented are final: Run returns the error.
 //
 // # What it does not do
 //

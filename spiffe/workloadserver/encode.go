@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/svidkit/svidkit/internal/tokens/jws"
@@ -27,16 +28,8 @@ type generation struct {
 	bundles [3]func() ([]byte, error) // X.509, JWT, WIT
 
 	mu    sync.Mutex
-	lists map[link]*list
-}
-
-// list stands for a list of identities, and link for a list that is one identity longer. Links keep their SVIDs alive,
-// so that no other SVID can reuse an address, which is part of the key.
-type list struct{ encode func() ([]byte, error) }
-
-type link struct {
-	before *list
-	id     Identity
+	svids map[string]func() ([]byte, error) // by list of identities
+	held  int                               // identities in these lists
 }
 
 // of returns the generation of snap and crls, and drops any other generation.
@@ -44,7 +37,7 @@ func (e *encodings) of(snap *spiffe.Snapshot, crls [][]byte) *generation {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if g := e.cur; g == nil || g.snap != snap || !slices.EqualFunc(g.crls, crls, bytes.Equal) {
-		e.cur = &generation{snap: snap, crls: crls, lists: make(map[link]*list)}
+		e.cur = &generation{snap: snap, crls: crls, svids: make(map[string]func() ([]byte, error))}
 		for i, kind := range kinds {
 			e.cur.bundles[i] = sync.OnceValues(func() ([]byte, error) { return kind.encode(snap, crls) })
 		}
@@ -52,26 +45,25 @@ func (e *encodings) of(snap *spiffe.Snapshot, crls [][]byte) *generation {
 	return e.cur
 }
 
-// svids returns a function that encodes, once, the response for ids.
-func (g *generation) svids(ids []Identity) func() ([]byte, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if len(g.lists) > maxEncodings { // callers' identities can change while the snapshot does not
-		clear(g.lists)
-	}
-	var l *list
+// of returns the response for ids, which it encodes once.
+func (g *generation) of(ids []Identity) ([]byte, error) {
+	var key strings.Builder
 	for _, id := range ids {
-		next := link{l, id}
-		if l = g.lists[next]; l == nil {
-			l = &list{}
-			g.lists[next] = l
+		// The function keeps the SVIDs alive, so that no other one can have the address.
+		fmt.Fprintf(&key, "%p %q ", id.SVID, id.Hint)
+	}
+	g.mu.Lock()
+	encode := g.svids[key.String()]
+	if encode == nil {
+		if g.held += len(ids); g.held > maxEncodings { // they can change while the snapshot does not
+			clear(g.svids)
+			g.held = len(ids)
 		}
+		encode = sync.OnceValues(func() ([]byte, error) { return encodeSVIDs(g.snap, g.crls, ids) })
+		g.svids[key.String()] = encode
 	}
-	if l.encode == nil {
-		ids := slices.Clone(ids)
-		l.encode = sync.OnceValues(func() ([]byte, error) { return encodeSVIDs(g.snap, g.crls, ids) })
-	}
-	return l.encode
+	g.mu.Unlock()
+	return encode()
 }
 
 func encodeSVIDs(snap *spiffe.Snapshot, crls [][]byte, ids []Identity) ([]byte, error) {

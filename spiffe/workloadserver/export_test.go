@@ -1,11 +1,6 @@
 package workloadserver
 
-import (
-	"crypto"
-	"time"
-
-	"github.com/svidkit/svidkit/spiffe"
-)
+import "github.com/svidkit/svidkit/spiffe"
 
 // For tests.
 const (
@@ -27,21 +22,10 @@ type fixed struct{ snap *spiffe.Snapshot }
 func (f fixed) Snapshot() (*spiffe.Snapshot, error) { return f.snap, nil }
 func (f fixed) Changed() <-chan struct{}            { return nil }
 
-func WithoutToken(text, token string) string { return withoutToken(text, token) }
-
 // Encodings returns for how many identities responses are kept.
-func (h *Handler) Encodings() int { return len(h.enc.cur.lists) }
+func (h *Handler) Encodings() int { return h.enc.cur.held }
 
 // EncodeX509SVIDs returns the shared response for a list of identities.
 func (h *Handler) EncodeX509SVIDs(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
-	return h.enc.of(snap, h.crls()).svids(ids)()
-}
-
-// CheckWIT checks what a WITIssuer returns, and returns the key as it is sent.
-func CheckWIT(token string, id spiffe.ID, key crypto.Signer, now time.Time) (exp time.Time, jwk string, err error) {
-	exp, alg, err := checkWIT(token, id, key, now)
-	if err == nil {
-		jwk, err = privateJWK(key, alg)
-	}
-	return exp, jwk, err
+	return h.enc.of(snap, h.crls()).of(ids)
 }

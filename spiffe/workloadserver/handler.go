@@ -83,7 +83,7 @@ func (h *Handler) methods() map[string]grpchttp.Method {
 		}
 	}
 	stream(workloadwire.FetchX509SVID, always(func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
-		return h.enc.of(snap, h.crls()).svids(ids)()
+		return h.enc.of(snap, h.crls()).of(ids)
 	}))
 	bundles := func(name string, i int) {
 		stream(name, always(func(snap *spiffe.Snapshot, _ []Identity) ([]byte, error) {
@@ -116,12 +116,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.grpc.Ser
 func (h *Handler) admit(r *http.Request) error {
 	if v := r.Header.Values(workloadwire.Header); len(v) != 1 || v[0] != "true" {
 		return h.told(r.Context(), r,
-			refuse(grpchttp.InvalidArgument, "no header", `send the metadata "workload.spiffe.io: true", once`))
+			refuse(grpchttp.InvalidArgument, "no_header", `send the metadata "workload.spiffe.io: true", once`))
 	}
 	if from, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && !h.opts.AnyNetwork {
 		if ip := from.Addr().Unmap(); !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
 			return h.told(r.Context(), r,
-				refuse(grpchttp.PermissionDenied, "another machine", "callers from other machines are not served"))
+				refuse(grpchttp.PermissionDenied, "another_machine", "callers from other machines are not served"))
 		}
 	}
 	h.mu.Lock()
@@ -156,18 +156,12 @@ type view struct {
 func (h *Handler) look(ctx context.Context) (v view, err error) {
 	// taken before the snapshot, so that no change is missed
 	v.news = []<-chan struct{}{h.refresh.Changed(), h.src.Changed()}
-	v.snap, err = h.src.Snapshot()
-	if err == nil && v.snap == nil {
-		err = errors.New("it returned no snapshot and no error")
-	}
+	v.snap, err = snapshot(h.src)
 	if h.opts.Identities == nil {
-		var svid *spiffe.SVID
-		if err == nil {
-			svid, err = v.snap.SVID()
-		}
 		if err != nil {
 			return v, failure("provider", err)
 		}
+		svid, _ := v.snap.SVID() // of a snapshot: never an error
 		v.ids = []Identity{{SVID: svid}}
 		return v, nil
 	}
@@ -186,6 +180,14 @@ func (h *Handler) look(ctx context.Context) (v view, err error) {
 	return v, nil
 }
 
+func snapshot(p Provider) (*spiffe.Snapshot, error) {
+	snap, err := p.Snapshot()
+	if err == nil && snap == nil {
+		err = errors.New("it returned no snapshot and no error")
+	}
+	return snap, err
+}
+
 // take adopts the identities that the Identities hook returned. It leaves out those whose Provider is denied.
 func (v *view) take(ids []Identity) error {
 	if err := checkIdentities(ids); err != nil {
@@ -197,20 +199,14 @@ func (v *view) take(ids []Identity) error {
 			continue
 		}
 		v.news = append(v.news, id.Provider.Changed())
-		snap, err := id.Provider.Snapshot()
-		if err == nil && snap == nil {
-			err = errors.New("it returned no snapshot and no error")
-		}
-		switch {
-		case errors.Is(err, ErrDenied):
+		snap, err := snapshot(id.Provider)
+		if errors.Is(err, ErrDenied) {
 			continue
-		case err != nil:
-			return fmt.Errorf("the Provider of an Identity: %w", err)
 		}
-		svid, err := snap.SVID()
 		if err != nil {
 			return fmt.Errorf("the Provider of an Identity: %w", err)
 		}
+		svid, _ := snap.SVID() // of a snapshot: never an error
 		v.ids = append(v.ids, Identity{SVID: svid, Hint: id.Hint})
 	}
 	if len(v.ids) == 0 {
@@ -263,7 +259,7 @@ func always(f func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error)) begin
 		return func(_ context.Context, snap *spiffe.Snapshot, ids []Identity) ([]byte, time.Time, error) {
 			m, err := f(snap, ids)
 			if err != nil {
-				err = failure(noResponse, err)
+				err = failure("response", err)
 			}
 			return m, time.Time{}, err
 		}, nil
@@ -273,8 +269,8 @@ func always(f func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error)) begin
 // serve answers one request with a stream: the first response at once, and another one after each change. A caller
 // that does not read for a while misses the intermediate changes and gets the newest state.
 //
-// A stream checks for changes when it is notified of one, and when vigil says so. If a check of the second kind fails,
-// the stream goes on and the caller does not learn of it.
+// A stream checks for changes when it is notified of one, and when nextCheck says so. If a check of the second kind
+// fails, the stream goes on and the caller does not learn of it.
 func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) error {
 	request, err := c.ReceiveOnly()
 	if err != nil {
@@ -288,9 +284,7 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 		return err
 	}
 	var last []byte
-	var watch vigil
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	failures := 0
 	told := true // the check follows a notification
 	for {
 		v, err := h.look(ctx)
@@ -301,8 +295,8 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 		}
 		switch {
 		case err == nil:
-			watch.seen(v.ids)
-			if last == nil || !bytes.Equal(m, last) {
+			failures = 0
+			if !bytes.Equal(m, last) {
 				if err := c.Send(m); err != nil {
 					return err
 				}
@@ -312,72 +306,45 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 		case told || !hasFailed(ctx, err):
 			return err
 		default:
-			watch.failed(err)
+			failures++
 			_ = h.told(ctx, c.Request(), err) // the stream goes on
 		}
-		if told, err = h.pause(ctx, c, timer, &watch, next, &v); err != nil {
+		now := time.Now()
+		wait, expired := nextCheck(v.ids, failures, err, now)
+		if !expired.IsZero() {
+			h.warn(ctx, c.Request(), "workloadserver: an identity that is served has expired",
+				"its source has no other", slog.String("id", expired.String()))
+		}
+		if !next.IsZero() {
+			wait = min(wait, next.Sub(now))
+		}
+		if told, err = h.await(ctx, wait, v.news); err != nil {
 			return err
 		}
 	}
 }
 
-// pause waits until a stream must check again: at next, unless that is zero; when watch says so; or after a
-// notification, which told reports.
-func (h *Handler) pause(ctx context.Context, c *grpchttp.Call, timer *time.Timer, watch *vigil, next time.Time,
-	v *view) (told bool, err error) {
-	now := time.Now()
-	wait, expired := watch.wait(now)
-	if !expired.IsZero() {
-		h.warn(ctx, c.Request(), "workloadserver: an identity that is served has expired",
-			"its source has no other", slog.String("id", expired.String()))
-	}
-	if !next.IsZero() {
-		wait = min(wait, next.Sub(now))
-	}
-	switch h.await(ctx, timer, wait, v) {
-	case timeout:
-		return false, nil
-	case over:
-		return false, ended(ctx)
-	case closing:
-		return false, errClosing()
-	}
-	return true, nil
-}
-
-// What await waits for.
-const (
-	timeout = iota
-	over
-	closing
-	news // this number and all higher ones
-)
-
-// await waits for one of these events and returns it. A nil channel is never closed. Timers stand still while a
-// machine is suspended, so await also looks at the clock each minute.
-func (h *Handler) await(ctx context.Context, timer *time.Timer, wait time.Duration, v *view) int {
-	start := time.Now()
-	for left := wait; ; {
-		timer.Reset(min(left, clockTick))
-		if i := h.awaitOnce(ctx, timer, v); i != timeout {
-			return i
-		}
-		if left = wait - renew.Elapsed(start, time.Now()); left <= 0 {
-			return timeout
-		}
-	}
-}
-
-func (h *Handler) awaitOnce(ctx context.Context, timer *time.Timer, v *view) int {
+// await waits for that long, or until one of the channels is closed, which told reports. A nil channel is never
+// closed. The error says that the stream must end.
+func (h *Handler) await(ctx context.Context, wait time.Duration, news []<-chan struct{}) (told bool, err error) {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
 	receive := func(c any) reflect.SelectCase {
 		return reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c)}
 	}
-	cases := []reflect.SelectCase{timeout: receive(timer.C), over: receive(ctx.Done()), closing: receive(h.done)}
-	for _, c := range v.news {
+	cases := []reflect.SelectCase{receive(timer.C), receive(ctx.Done()), receive(h.done)}
+	for _, c := range news {
 		cases = append(cases, receive(c))
 	}
-	i, _, _ := reflect.Select(cases)
-	return i
+	switch i, _, _ := reflect.Select(cases); i {
+	case 0:
+		return false, nil
+	case 1:
+		return false, ended(ctx)
+	case 2:
+		return false, errClosing()
+	}
+	return true, nil
 }
 
 func (h *Handler) fetchJWTSVID(ctx context.Context, request []byte) ([]byte, error) {
@@ -456,7 +423,7 @@ func (h *Handler) validateJWTSVID(ctx context.Context, request []byte) ([]byte, 
 	case err != nil && unjudged(err):
 		return nil, failure("validator", err)
 	case err != nil: // an answer about the token, not a refusal of the caller
-		return nil, status(grpchttp.InvalidArgument, "the JWT-SVID is not valid: "+withoutToken(err.Error(), token))
+		return nil, status(grpchttp.InvalidArgument, "the JWT-SVID is not valid: "+plain(err.Error()))
 	case len(claims) == 0 || id.IsZero():
 		return nil, failure("validator", errors.New("it returned no claims or no ID, and no error"))
 	}

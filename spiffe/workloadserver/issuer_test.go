@@ -127,7 +127,7 @@ func TestAudienceOfSome(t *testing.T) {
 		assert.NotContains(t, err.Error(), "register the workload")
 		assert.NotContains(t, err.Error(), "no identity for this caller")
 	}
-	assert.Contains(t, log.String(), `reason="audience not permitted"`)
+	assert.Contains(t, log.String(), `reason=audience`)
 	assert.Contains(t, log.String(), `for [\"none\" \"other\"]: the rule says so`)
 	assert.Contains(t, log.String(), "id=spiffe://example.org/web")
 	_, err = c.FetchJWTSVIDs(t.Context(), spiffe.MustParseID("spiffe://example.org/other"), "a")

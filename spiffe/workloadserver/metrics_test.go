@@ -34,7 +34,7 @@ func TestWriteMetrics(t *testing.T) {
 			return must.Get(metricstest.Of(h.Report().Metrics))(t).Samples
 		}
 		s := read()
-		for _, reason := range []string{"no_header", "another_machine", "bad_request", "no_identity", "too_many_streams", "too_many_streams_of_peer", "other"} {
+		for _, reason := range []string{"no_header", "another_machine", "bad_request", "no_identity", "too_many_streams", "too_many_streams_of_peer", "audience"} {
 			require.Contains(t, s, `svidkit_workloadserver_refused_requests_total{reason="`+reason+`"}`)
 		}
 		require.Zero(t, s[`svidkit_workloadserver_streams`])

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
@@ -41,48 +42,33 @@ func reflection() map[string]grpchttp.Method {
 // file is an encoded FileDescriptorProto.
 type file struct {
 	name    string
-	symbols []string // services, methods and messages, with full names
+	symbols string // with full names, each between spaces
 	encoded []byte
 }
 
 // described returns the files of the service, each after those that it imports.
-func described() (files []file) {
-	read := func(data []byte, each func(f *protofield.Field)) {
-		if err := protofield.Read(data, each); err != nil {
-			panic(err) // the descriptors are part of the program
-		}
-	}
-	var name string // of a symbol; field 1 of its descriptor
-	named := func(f *protofield.Field) {
-		if f.Number == 1 {
-			f.Text(&name)
-		}
-	}
-	read(descriptors.WorkloadAPI, func(f *protofield.Field) {
-		d, prefix := file{encoded: f.Data}, ""
-		read(d.encoded, func(f *protofield.Field) {
-			switch f.Number {
-			case 1:
-				f.Text(&d.name)
-			case 2:
-				f.Text(&prefix)
-				prefix += "."
-			case 4, 6: // messages and services, after the name and the package
-				read(f.Data, named)
-				symbol := prefix + name
-				d.symbols = append(d.symbols, symbol)
-				if f.Number == 6 {
-					read(f.Data, func(f *protofield.Field) {
-						if f.Number == 2 {
-							read(f.Data, named)
-							d.symbols = append(d.symbols, symbol+"."+name)
-						}
-					})
-				}
-			}
-		})
-		files = append(files, d)
+func described() []file {
+	files := []file{{
+		name: "google/protobuf/struct.proto",
+		symbols: " google.protobuf.Struct google.protobuf.Value google.protobuf.ListValue " +
+			"google.protobuf.NullValue ",
+	}, {
+		name: "reflection.proto",
+		symbols: " SpiffeWorkloadAPI SpiffeWorkloadAPI.FetchX509SVID SpiffeWorkloadAPI.FetchX509Bundles " +
+			"SpiffeWorkloadAPI.FetchJWTSVID SpiffeWorkloadAPI.FetchJWTBundles SpiffeWorkloadAPI.ValidateJWTSVID " +
+			"SpiffeWorkloadAPI.FetchWITSVID SpiffeWorkloadAPI.FetchWITBundles X509SVIDRequest X509SVIDResponse " +
+			"X509SVID X509BundlesRequest X509BundlesResponse JWTSVIDRequest JWTSVIDResponse JWTSVID " +
+			"JWTBundlesRequest JWTBundlesResponse ValidateJWTSVIDRequest ValidateJWTSVIDResponse " +
+			"WITSVIDRequest WITSVIDResponse WITSVID WITBundlesRequest WITBundlesResponse ",
+	}}
+	n := 0
+	err := protofield.Read(descriptors.WorkloadAPI, func(f *protofield.Field) {
+		files[n].encoded = f.Data
+		n++
 	})
+	if err != nil {
+		panic(err) // the descriptors are part of the program
+	}
 	return files
 }
 
@@ -105,7 +91,7 @@ func reflected(files []file, service string, request []byte) ([]byte, error) {
 	case 3: // file_by_filename
 		last = slices.IndexFunc(files, func(f file) bool { return f.name == arg })
 	case 4: // file_containing_symbol
-		last = slices.IndexFunc(files, func(f file) bool { return slices.Contains(f.symbols, arg) })
+		last = slices.IndexFunc(files, func(f file) bool { return strings.Contains(f.symbols, " "+arg+" ") })
 	case 5, 6: // file_containing_extension, all_extension_numbers_of_type
 		text = "there are no extensions"
 	case 7: // list_services

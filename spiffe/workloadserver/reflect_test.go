@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -16,6 +17,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
+	"github.com/svidkit/svidkit/spiffe/workloadserver/internal/descriptors"
 )
 
 // fields are the length-delimited fields of a message, and in "code" the first number.
@@ -77,9 +79,15 @@ func TestReflection(t *testing.T) {
 			assert.Empty(t, f.GetPackage())
 			assert.Len(t, f.GetService()[0].GetMethod(), 7)
 		}
-		assert.Len(t, fields(t, ask(4, "google.protobuf.Struct")[4][0])[1], 1)
-		assert.Len(t, fields(t, ask(3, "google/protobuf/struct.proto")[4][0])[1], 1)
-		assert.Len(t, fields(t, ask(3, "reflection.proto")[4][0])[1], 2)
+		var set descriptorpb.FileDescriptorSet
+		require.NoError(t, proto.Unmarshal(descriptors.WorkloadAPI, &set))
+		for i, file := range set.GetFile() {
+			for _, m := range file.GetMessageType() {
+				symbol := strings.TrimPrefix(file.GetPackage()+"."+m.GetName(), ".")
+				assert.Len(t, fields(t, ask(4, symbol)[4][0])[1], i+1, symbol)
+			}
+			assert.Len(t, fields(t, ask(3, file.GetName())[4][0])[1], i+1)
+		}
 		for n, arg := range map[protowire.Number]string{3: "x.proto", 4: "grpc.health.v1.Health", 5: "x", 6: "x", 9: "x"} {
 			failure := fields(t, ask(n, arg)[7][0])
 			want := byte(5)

@@ -23,7 +23,7 @@ import (
 // callError says why a request ends: the status is for the caller, the rest is for the log.
 type callError struct {
 	status *grpchttp.Error
-	reason string    // from a small set; empty if it is not logged
+	reason string    // what refused or failed, as the metrics say it
 	err    error     // details for the log only; may be nil
 	id     spiffe.ID // the requested ID; zero if none
 	failed bool      // a part of the server failed; the caller is not at fault
@@ -49,36 +49,38 @@ func refuse(code grpchttp.Code, reason, text string) error {
 
 func badRequest(text string) error {
 	e := status(grpchttp.InvalidArgument, text)
-	return &callError{status: e, reason: "bad request", err: errors.New(text)}
+	return &callError{status: e, reason: "bad_request", err: errors.New(text)}
 }
 
 func errClosing() error { return status(grpchttp.Unavailable, "the server is shutting down") }
 
 // errDenied returns the error for a caller that has no identity, or not the requested one.
 func errDenied(id spiffe.ID) error {
-	const text = "there is no identity for this caller; register the workload, or try again later"
+	return denial("no_identity", "there is no identity for this caller; register the workload, or try again later",
+		id, nil)
+}
+
+func denial(reason, text string, id spiffe.ID, why error) error {
 	e := status(grpchttp.PermissionDenied, text)
 	e.Err = ErrDenied
-	return &callError{status: e, reason: "no identity for the caller", id: id}
+	return &callError{status: e, reason: reason, err: why, id: id}
 }
 
 // errAudience returns the error for a caller none of whose identities may have a token for the audience. id is the
 // last identity that was refused.
 func errAudience(id spiffe.ID, audience []string, err error) error {
-	const text = "no identity of this caller may have a token for %s; have the audience permitted for one"
-	e := status(grpchttp.PermissionDenied, fmt.Sprintf(text, redact.Clip(fmt.Sprintf("%q", audience), 300)))
-	e.Err = ErrDenied
-	why := errors.New(plain(fmt.Sprintf("for %q: %v", audience, err)))
-	return &callError{status: e, reason: "audience not permitted", err: why, id: id}
+	names := redact.Clip(fmt.Sprintf("%q", audience), 300)
+	return denial("audience", "no identity of this caller may have a token for "+names+"; have the audience permitted "+
+		"for one", id, errors.New(plain(fmt.Sprintf("for %q: %v", audience, err))))
 }
 
 // tooMany returns the error for a request beyond a limit.
 func tooMany(err error) error {
 	e := status(grpchttp.ResourceExhausted, "too many streams are open; try again later")
 	e.Err, e.RetryAfter = err, retryFull
-	reason := "too many streams"
-	if over, ok := errors.AsType[*limit.Error](err); ok {
-		reason = over.Reason
+	reason := "too_many_streams"
+	if over, ok := errors.AsType[*limit.Error](err); ok && over.Reason == limit.CallerShare {
+		reason = "too_many_streams_of_peer"
 	}
 	return &callError{status: e, reason: reason}
 }
@@ -92,15 +94,13 @@ func ended(ctx context.Context) error {
 	return errClosing()
 }
 
-const noResponse = "the response cannot be made"
-
 // parts has the texts for the caller when a part of the server fails.
 var parts = map[string]string{
 	"provider":   "the server has no identity and trust bundles to serve now",
 	"identities": "the server cannot tell now which identities this caller has",
 	"issuer":     "the server cannot issue tokens now",
 	"validator":  "the server cannot check tokens now",
-	noResponse:   "the server cannot answer now",
+	"response":   "the server cannot answer now",
 }
 
 // failure returns the error for a part of the server that failed with err. The caller does not see err, but an error
@@ -123,7 +123,7 @@ func issuerError(id spiffe.ID, err error) error {
 	case advice == retry.Again:
 	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, workloadwire.ErrUnimplemented):
 		e := status(grpchttp.Unimplemented, "no tokens of this kind are issued here")
-		return &callError{status: e, reason: "bad request", err: errors.New("the issuer: " + plain(err.Error())),
+		return &callError{status: e, reason: "bad_request", err: errors.New("the issuer: " + plain(err.Error())),
 			id: id}
 	case errors.Is(err, fs.ErrInvalid):
 		return badRequest("the issuer refuses the request: " + plain(err.Error()))
@@ -151,7 +151,7 @@ func (h *Handler) told(ctx context.Context, r *http.Request, err error) error {
 		h.note(ctx, r, e)
 		return e.status
 	}
-	return h.told(ctx, r, failure(noResponse, err))
+	return h.told(ctx, r, failure("response", err))
 }
 
 // note logs and counts e.
@@ -163,13 +163,12 @@ func (h *Handler) note(ctx context.Context, r *http.Request, e *callError) {
 	if !e.id.IsZero() {
 		more = append(more, slog.String("id", e.id.String()))
 	}
+	message, counter := "workloadserver: request refused", h.counts.refused
 	if e.failed {
-		inc(h.counts.failed, e.reason)
-		h.warn(ctx, r, "workloadserver: request failed", e.reason, more...)
-		return
+		message, counter = "workloadserver: request failed", h.counts.failed
 	}
-	inc(h.counts.refused, refusals[e.reason])
-	h.warn(ctx, r, "workloadserver: request refused", e.reason, more...)
+	counter[e.reason].Inc()
+	h.warn(ctx, r, message, e.reason, more...)
 }
 
 // warn logs an event that callers can cause, at a bounded rate.
@@ -189,16 +188,6 @@ func unjudged(err error) bool {
 	_, advice := retry.After(err)
 	return advice == retry.Again || errors.Is(err, workloadwire.ErrUnimplemented) ||
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
-}
-
-// withoutToken returns text in a form that a caller may see and log: without any part of the token.
-func withoutToken(text, token string) string {
-	for part := range strings.SplitSeq(token, ".") {
-		if len(part) > 8 && strings.Contains(text, part[:len(part)/2]) {
-			return "the reason quotes it, and is withheld"
-		}
-	}
-	return plain(text)
 }
 
 // plain returns the text of a hook's error in a form that a caller may see.

@@ -224,17 +224,17 @@ func TestRefusalsAreLogged(t *testing.T) {
 			do   func()
 			want string
 		}{
-			{func() { call(near, service+"FetchX509SVID", "") }, `msg="workloadserver: request refused" reason="no header" method=FetchX509SVID remote=127.0.0.1:1`},
-			{func() { call(far, service+"FetchX509SVID", "", header, "true") }, `msg="workloadserver: request refused" reason="another machine" method=FetchX509SVID remote=192.0.2.1:1`},
-			{func() { call(near, service+"FetchJWTSVID", "web", header, "true") }, `msg="workloadserver: request refused" reason="bad request" method=FetchJWTSVID remote=127.0.0.1:1 err="spiffe_id is not a SPIFFE ID"`},
-			{func() { call(near, service+"FetchJWTSVID", other, header, "true") }, `msg="workloadserver: request refused" reason="no identity for the caller" method=FetchJWTSVID remote=127.0.0.1:1 id=` + other},
+			{func() { call(near, service+"FetchX509SVID", "") }, `msg="workloadserver: request refused" reason=no_header method=FetchX509SVID remote=127.0.0.1:1`},
+			{func() { call(far, service+"FetchX509SVID", "", header, "true") }, `msg="workloadserver: request refused" reason=another_machine method=FetchX509SVID remote=192.0.2.1:1`},
+			{func() { call(near, service+"FetchJWTSVID", "web", header, "true") }, `msg="workloadserver: request refused" reason=bad_request method=FetchJWTSVID remote=127.0.0.1:1 err="spiffe_id is not a SPIFFE ID"`},
+			{func() { call(near, service+"FetchJWTSVID", other, header, "true") }, `msg="workloadserver: request refused" reason=no_identity method=FetchJWTSVID remote=127.0.0.1:1 id=` + other},
 			{func() { call(near, service+"FetchJWTSVID", "", header, "true") }, `msg="workloadserver: request failed" reason=issuer method=FetchJWTSVID remote=127.0.0.1:1 err=kaputt`},
 			{func() {
 				first := post(t, near, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
 				call(near, service+"FetchX509SVID", "", header, "true")
 				require.NoError(t, first.resp.Body.Close())
 				synctest.Wait()
-			}, `msg="workloadserver: request refused" reason="this caller holds too much already" method=FetchX509SVID remote=127.0.0.1:1`},
+			}, `msg="workloadserver: request refused" reason=too_many_streams_of_peer method=FetchX509SVID remote=127.0.0.1:1`},
 		} {
 			for range 50 {
 				c.do()
@@ -252,7 +252,7 @@ func TestRefusalsAreLogged(t *testing.T) {
 		require.NoError(t, s.Ready(t.Context()))
 		denied.Store(true)
 		h.Refresh()
-		assert.Equal(t, []string{`level=WARN msg="workloadserver: request refused" reason="no identity for the caller" method=FetchX509SVID remote=mem`}, lines())
+		assert.Equal(t, []string{`level=WARN msg="workloadserver: request refused" reason=no_identity method=FetchX509SVID remote=mem`}, lines())
 		require.NoError(t, stop())
 		time.Sleep(5 * time.Minute)
 		lines()
@@ -283,7 +283,7 @@ func TestRefusedProcess(t *testing.T) {
 			break
 		}
 	}
-	assert.Equal(t, fmt.Sprintf("level=WARN msg=\"workloadserver: request refused\" reason=\"no identity for the caller\" method=FetchX509SVID uid=%d pid=%d\n",
+	assert.Equal(t, fmt.Sprintf("level=WARN msg=\"workloadserver: request refused\" reason=no_identity method=FetchX509SVID uid=%d pid=%d\n",
 		os.Geteuid(), os.Getpid()), log.String())
 }
 
@@ -300,7 +300,7 @@ func TestRefusedCallersAreNamed(t *testing.T) {
 		}
 	}
 	for _, from := range []string{"127.0.0.1:1", "127.0.0.2:1", "[::1]:1"} {
-		assert.Contains(t, log.String(), `reason="no header" method=FetchX509SVID remote=`+from)
+		assert.Contains(t, log.String(), `reason=no_header method=FetchX509SVID remote=`+from)
 	}
 	assert.Equal(t, 3, strings.Count(log.String(), "\n"), log.String())
 }

@@ -47,13 +47,12 @@ func ExampleOptions_witSVIDs() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	issuer, err := witsvid.NewIssuer(ca.TrustDomain(), key, nil)
+	issuer, err := witsvid.NewIssuer(ca.TrustDomain(), "wit-1", key, nil)
 	if err != nil {
 		log.Fatal(err)
 	}
 	contents := ca.Bundle().Contents()
-	keyID, public := issuer.Authority()
-	contents.WITAuthorities = map[string]crypto.PublicKey{keyID: public}
+	contents.WITAuthorities = map[string]crypto.PublicKey{"wit-1": key.Public()}
 	bundle, err := spiffe.NewBundle(ca.TrustDomain(), contents)
 	if err != nil {
 		log.Fatal(err)
@@ -79,7 +78,7 @@ func ExampleOptions_witSVIDs() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println("a token for", claims.ID, "by the key of the issuer:", claims.KeyID == keyID)
+		fmt.Println("a token for", claims.ID, "by the key of the issuer:", claims.KeyID == "wit-1")
 		break
 	}
 	// Output:
@@ -90,6 +89,8 @@ func ExampleOptions_witSVIDs() {
 type wits struct {
 	t      testing.TB
 	issuer *witsvid.Issuer
+	keyID  string
+	key    crypto.PublicKey
 
 	mu    sync.Mutex
 	err   map[string]error // by path; "" is for all
@@ -97,10 +98,12 @@ type wits struct {
 	hang  bool
 }
 
-func newWITs(t testing.TB, d domain) *wits {
-	issuer, err := witsvid.NewIssuer(d.TrustDomain(), workloadtest.NewKey(t), nil)
-	require.NoError(t, err)
-	return &wits{t: t, issuer: issuer, err: map[string]error{}}
+func newWITs(t testing.TB, d domain) *wits { return namedWITs(t, d, rand.Text()) }
+
+func namedWITs(t testing.TB, d domain, keyID string) *wits {
+	key := workloadtest.NewKey(t)
+	issuer := must.Get(witsvid.NewIssuer(d.TrustDomain(), keyID, key, nil))(t)
+	return &wits{t: t, issuer: issuer, keyID: keyID, key: key.Public(), err: map[string]error{}}
 }
 
 func (w *wits) IssueWITSVID(ctx context.Context, id spiffe.ID, hint string) (string, crypto.Signer, error) {
@@ -134,13 +137,12 @@ func (w *wits) calls() []string {
 }
 
 // withWIT returns the domain's bundle with WIT authorities.
-func withWIT(t testing.TB, d domain, issuers ...*witsvid.Issuer) *spiffe.Bundle {
+func withWIT(t testing.TB, d domain, issuers ...*wits) *spiffe.Bundle {
 	t.Helper()
 	c := d.Bundle().Contents()
 	c.WITAuthorities = make(map[string]crypto.PublicKey)
 	for _, i := range issuers {
-		kid, key := i.Authority()
-		c.WITAuthorities[kid] = key
+		c.WITAuthorities[i.keyID] = i.key
 	}
 	return must.Get(spiffe.NewBundle(d.TrustDomain(), c))(t)
 }
@@ -244,7 +246,7 @@ func TestServeWIT(t *testing.T) {
 		src := &provider{}
 		web, db := home.SVID("/web"), home.SVID("/db")
 		ids := []workloadserver.Identity{{SVID: web, Hint: "front"}, {SVID: db}, {SVID: web}, {SVID: home.SVID("/db")}}
-		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, issuer.issuer))), nil)
+		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, issuer))), nil)
 		h := handler(t, src, &workloadserver.Options{
 			Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
 			IssueWITSVID: issuer.IssueWITSVID,
@@ -281,7 +283,7 @@ func TestServeWIT(t *testing.T) {
 
 		// What does not change the WIT-SVIDs brings none: a new bundle of others, renewed X.509-SVIDs.
 		ids[0].SVID = home.SVID("/web")
-		src.set(spiffe.NewSnapshot(home.SVID("/web"), bundleSet(t, withWIT(t, home, issuer.issuer), workloadtest.NewDomain(t, "other.test").Bundle())), nil)
+		src.set(spiffe.NewSnapshot(home.SVID("/web"), bundleSet(t, withWIT(t, home, issuer), workloadtest.NewDomain(t, "other.test").Bundle())), nil)
 		h.Refresh()
 		all.none(t)
 		assert.Empty(t, issuer.calls())
@@ -309,12 +311,12 @@ func TestServeWIT(t *testing.T) {
 		one.none(t)
 
 		// The key of the issuer leaves the bundle: all are issued anew at once.
-		issuer.issuer = newWITs(t, home).issuer
-		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, issuer.issuer))), nil)
+		next := newWITs(t, home)
+		issuer.issuer, issuer.keyID, issuer.key = next.issuer, next.keyID, next.key
+		src.set(spiffe.NewSnapshot(web, bundleSet(t, withWIT(t, home, issuer))), nil)
 		fourth := all.one(t)
-		kid, _ := issuer.issuer.Authority()
 		for _, s := range fourth {
-			assert.Equal(t, kid, must.Get(witsvid.ParseUnverified(s.Token()))(t).KeyID)
+			assert.Equal(t, issuer.keyID, must.Get(witsvid.ParseUnverified(s.Token()))(t).KeyID)
 		}
 		one.one(t)
 		issuer.calls()
@@ -345,7 +347,7 @@ func TestWITIssuerFails(t *testing.T) {
 		ids := []workloadserver.Identity{web}
 		var log syncBuffer
 		kaputt := errors.New("kaputt")
-		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer.issuer)))), &workloadserver.Options{
+		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer)))), &workloadserver.Options{
 			Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
 			IssueWITSVID: issuer.IssueWITSVID, Logger: workloadtest.Logger(&log),
 		})
@@ -450,7 +452,7 @@ func TestWITExpires(t *testing.T) {
 		home := workloadtest.NewDomain(t, "example.org")
 		issuer := newWITs(t, home)
 		web, db := workloadserver.Identity{SVID: home.SVID("/web")}, workloadserver.Identity{SVID: home.SVID("/db")}
-		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer.issuer)))), &workloadserver.Options{
+		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer)))), &workloadserver.Options{
 			Identities: func(context.Context) ([]workloadserver.Identity, error) {
 				return []workloadserver.Identity{web, db}, nil
 			},
@@ -499,7 +501,7 @@ func TestWITExpiresAndDenied(t *testing.T) {
 		issuer := newWITs(t, home)
 		web, db := workloadserver.Identity{SVID: home.SVID("/web")}, workloadserver.Identity{SVID: home.SVID("/db")}
 		var alone atomic.Bool
-		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer.issuer)))), &workloadserver.Options{
+		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer)))), &workloadserver.Options{
 			Identities: func(context.Context) ([]workloadserver.Identity, error) {
 				if alone.Load() {
 					return []workloadserver.Identity{web}, nil
@@ -530,7 +532,7 @@ func TestServeWITRefuses(t *testing.T) {
 	issuer := newWITs(t, home)
 	ids := []workloadserver.Identity{{SVID: home.SVID("/web")}}
 	var log syncBuffer
-	h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(home.SVID("/agent"), bundleSet(t, withWIT(t, home, issuer.issuer)))), &workloadserver.Options{
+	h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(home.SVID("/agent"), bundleSet(t, withWIT(t, home, issuer)))), &workloadserver.Options{
 		Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
 		IssueWITSVID: issuer.IssueWITSVID, Logger: workloadtest.Logger(&log),
 	})
@@ -574,9 +576,8 @@ func TestServeWITBundles(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-62", "WAPI-61", "WAPI-20", "WIT-60", "WIT-61", "WIT-63")
 	home, other, third := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test"), workloadtest.NewDomain(t, "third.test")
-	i1, i2, i3 := newWITs(t, home).issuer, newWITs(t, home).issuer, newWITs(t, other).issuer
-	tricky, err := witsvid.NewIssuer(home.TrustDomain(), workloadtest.NewKey(t), &witsvid.IssuerOptions{KeyID: `"use":"wit-svid",`})
-	require.NoError(t, err)
+	i1, i2, i3 := newWITs(t, home), newWITs(t, home), newWITs(t, other)
+	tricky := namedWITs(t, home, `"use":"wit-svid",`)
 	both := withWIT(t, home, i1, i2, tricky).Contents()
 	both.JWTAuthorities = map[string]crypto.PublicKey{"jwt": workloadtest.NewKey(t).Public()}
 	own := must.Get(spiffe.NewBundle(home.TrustDomain(), both))(t)
@@ -606,10 +607,9 @@ func TestServeWITBundles(t *testing.T) {
 		}
 		return all
 	}
-	kid := func(issuers ...*witsvid.Issuer) (all []string) {
+	kid := func(issuers ...*wits) (all []string) {
 		for _, i := range issuers {
-			id, _ := i.Authority()
-			all = append(all, id)
+			all = append(all, i.keyID)
 		}
 		slices.Sort(all)
 		return all
@@ -664,11 +664,11 @@ func compactRaw(t testing.TB, head, payload string) string {
 func TestHostileWITIssuer(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	conformance.Covers(t, "WAPI-26", "WIT-1", "WIT-2", "WIT-5", "WIT-10", "WIT-11", "WIT-12", "WIT-13", "WIT-16", "WIT-24")
+	conformance.Covers(t, "WIT-1", "WIT-10", "WIT-16")
 	const head = `{"alg":"ES256","kid":"k","typ":"wit+jwt"}`
 	home := workloadtest.NewDomain(t, "example.org")
 	id := spiffe.MustParseID("spiffe://example.org/web")
-	key, other := workloadtest.NewKey(t), workloadtest.NewKey(t)
+	key := workloadtest.NewKey(t)
 	jwkOf := func(k *ecdsa.PublicKey) map[string]any {
 		point := must.Get(k.Bytes())(t)
 		return map[string]any{"kty": "EC", "crv": "P-256", "x": b64(point[1:33]), "y": b64(point[33:]), "alg": "ES256"}
@@ -723,7 +723,7 @@ func TestHostileWITIssuer(t *testing.T) {
 	} {
 		assert.Equal(t, b64(v.Bytes()), k[name], name)
 	}
-	assert.Equal(t, "RSA PS256", k["kty"]+" "+k["alg"])
+	assert.Equal(t, "RSA", k["kty"])
 
 	for name, c := range map[string]struct {
 		svid odd
@@ -735,33 +735,18 @@ func TestHostileWITIssuer(t *testing.T) {
 		"JSON serialisation":   {odd{`{"payload":"","signatures":[]}`, key}, "spiffe://example.org/web"},
 		"not UTF-8":            {odd{good.token + "\xff", key}, "spiffe://example.org/web"},
 		"too long":             {odd{good.token + strings.Repeat("A", 64<<10), key}, "spiffe://example.org/web"},
-		"no typ":               {odd{compact(t, `{"alg":"ES256","kid":"k"}`, claims(func(_, _ map[string]any) {})), key}, `"typ" is not`},
-		"typ of a JWT-SVID":    {odd{compact(t, `{"alg":"ES256","kid":"k","typ":"JWT"}`, claims(func(_, _ map[string]any) {})), key}, `"typ" is not`},
-		"no kid":               {odd{compact(t, `{"alg":"ES256","typ":"wit+jwt"}`, claims(func(_, _ map[string]any) {})), key}, `"kid" is missing`},
-		"alg none":             {odd{compact(t, `{"alg":"none","kid":"k","typ":"wit+jwt"}`, claims(func(_, _ map[string]any) {})), key}, "alg"},
-		"crit":                 {odd{compact(t, `{"alg":"ES256","kid":"k","typ":"wit+jwt","crit":["x"]}`, claims(func(_, _ map[string]any) {})), key}, `there is a "crit"`},
-		"payload is no object": {odd{compactRaw(t, head, `[]`), key}, `"sub" is missing`},
-		"payload is no JSON":   {odd{compactRaw(t, head, `{`), key}, "not strict JSON"},
-		"a claim twice":        {odd{compactRaw(t, head, `{"sub":"a","sub":"a"}`), key}, "not strict JSON"},
-		"no sub":               {with(func(c, _ map[string]any) { delete(c, "sub") }), `"sub" is missing`},
-		"another sub":          {with(func(c, _ map[string]any) { c["sub"] = "spiffe://example.org/db" }), `"sub" is missing`},
-		"sub is a list":        {with(func(c, _ map[string]any) { c["sub"] = []string{id.String()} }), `"sub" is missing`},
-		"an aud":               {with(func(c, _ map[string]any) { c["aud"] = []string{} }), `there is an "aud"`},
-		"no exp":               {with(func(c, _ map[string]any) { delete(c, "exp") }), `"exp" is missing`},
-		"exp is a text":        {with(func(c, _ map[string]any) { c["exp"] = "1" }), `"exp" is missing`},
+		"payload is no object": {odd{compactRaw(t, head, `[]`), key}, "not a WIT-SVID"},
+		"payload is no JSON":   {odd{compactRaw(t, head, `{`), key}, "not a WIT-SVID"},
+		"a claim twice":        {odd{compactRaw(t, head, `{"sub":"a","sub":"a"}`), key}, "not a WIT-SVID"},
+		"no sub":               {with(func(c, _ map[string]any) { delete(c, "sub") }), "of another ID"},
+		"another sub":          {with(func(c, _ map[string]any) { c["sub"] = "spiffe://example.org/db" }), "of another ID"},
+		"sub is a list":        {with(func(c, _ map[string]any) { c["sub"] = []string{id.String()} }), "of another ID"},
+		"no exp":               {with(func(c, _ map[string]any) { delete(c, "exp") }), "has expired"},
+		"exp is a text":        {with(func(c, _ map[string]any) { c["exp"] = "1" }), "has expired"},
 		"expired":              {with(func(c, _ map[string]any) { c["exp"] = time.Now().Unix() - 1 }), "expired"},
-		"no cnf":               {with(func(c, _ map[string]any) { delete(c, "cnf") }), `the key in "cnf"`},
-		"cnf without jwk":      {with(func(c, _ map[string]any) { c["cnf"] = map[string]any{"jkt": "x"} }), `the key in "cnf"`},
-		"jwk is a text":        {with(func(c, _ map[string]any) { c["cnf"] = map[string]any{"jwk": "x"} }), `the key in "cnf"`},
-		"key not on the curve": {with(func(_, jwk map[string]any) { jwk["y"] = jwk["x"] }), `the key in "cnf"`},
-		"another kind of key":  {with(func(_, jwk map[string]any) { jwk["kty"] = "OKP" }), `the key in "cnf"`},
-		"no alg in cnf":        {with(func(_, jwk map[string]any) { delete(jwk, "alg") }), `the "alg" in "cnf"`},
-		"alg of another curve": {with(func(_, jwk map[string]any) { jwk["alg"] = "ES384" }), `the "alg" in "cnf"`},
-		"EdDSA in cnf":         {with(func(_, jwk map[string]any) { jwk["alg"] = "EdDSA" }), `the "alg" in "cnf"`},
-		"the private half":     {with(func(_, jwk map[string]any) { jwk["d"] = "x" }), "private half"},
-		"no key":               {odd{good.token, nil}, "without its private key"},
-		"another key":          {odd{good.token, other}, "the private key is not the one"},
-		"an Ed25519 key":       {odd{good.token, edwards}, "the private key is not the one"},
+		"no cnf":               {with(func(c, _ map[string]any) { delete(c, "cnf") }), "not a WIT-SVID"},
+		"no key":               {odd{good.token, nil}, "cannot be sent"},
+		"an Ed25519 key":       {odd{good.token, edwards}, "cannot be sent"},
 		"a key in hardware":    {odd{good.token, hardware{key}}, "cannot be sent"},
 		"a broken RSA key":     {odd{rsaToken, &broken}, "not a valid RSA key"},
 		"three primes":         {odd{rsaToken, threePrimes}, "not a valid RSA key"},
@@ -790,51 +775,5 @@ func TestWITThatStays(t *testing.T) {
 		w.none(t)
 		time.Sleep(lastWait)
 		require.ErrorContains(t, w.failed(t), "status unavailable", "it has expired")
-	})
-}
-
-// A token is good until its "exp" and not at it.
-func TestCheckWITAtTheEnd(t *testing.T) {
-	t.Parallel()
-	issuer := newWITs(t, workloadtest.NewDomain(t, "example.org"))
-	id := spiffe.MustParseID("spiffe://example.org/web")
-	token, key := must.Get2(issuer.issuer.IssueWITSVID(t.Context(), id, ""))(t)
-	exp, _ := must.Get2(workloadserver.CheckWIT(token, id, key, time.Now()))(t)
-	must.Get2(workloadserver.CheckWIT(token, id, key, exp.Add(-1)))(t)
-	_, _, err := workloadserver.CheckWIT(token, id, key, exp)
-	require.ErrorContains(t, err, "it has expired")
-}
-
-// Nothing that an issuer returns makes the check do harm, and what passes is what it says.
-func FuzzCheckWIT(f *testing.F) {
-	key := workloadtest.NewKey(f)
-	id := spiffe.MustParseID("spiffe://example.org/web")
-	point := must.Get(key.PublicKey.Bytes())(f)
-	now := time.Unix(1_000_000, 0)
-	jwk := `{"kty":"EC","crv":"P-256","x":"` + b64(point[1:33]) + `","y":"` + b64(point[33:]) + `","alg":"ES256"}`
-	for _, c := range []string{
-		`{"sub":"spiffe://example.org/web","exp":2000000,"cnf":{"jwk":` + jwk + `}}`,
-		`{"sub":"spiffe://example.org/web","exp":1e400,"cnf":{"jwk":` + jwk + `}}`,
-		`{"sub":"spiffe://example.org/web","exp":-1,"aud":[],"cnf":{"jwk":{"k":""}}}`,
-		`[]`, `{"cnf":[{"jwk":1}]}`, `{"cnf":{"jwk":[]}}`,
-	} {
-		f.Add(`{"alg":"ES256","kid":"k","typ":"wit+jwt"}`, c)
-	}
-	f.Add(`{"alg":"ES256","kid":"k","typ":"wit+jwt","crit":[]}`, `{}`)
-	f.Add(`{"alg":"PS512"}`, ``)
-	f.Fuzz(func(t *testing.T, head, payload string) {
-		token := b64([]byte(head)) + "." + b64([]byte(payload)) + ".c2ln"
-		exp, sent, err := workloadserver.CheckWIT(token, id, key, now)
-		if err != nil {
-			assert.NotContains(t, err.Error(), token)
-			return
-		}
-		assert.True(t, exp.After(now))
-		var k struct{ D, Alg string }
-		require.NoError(t, json.Unmarshal([]byte(sent), &k))
-		assert.Equal(t, b64(must.Get(key.Bytes())(t)), k.D)
-		assert.Equal(t, "ES256", k.Alg)
-		u := must.Get(witsvid.ParseUnverified(token))(t, "what we let pass, validators take for a WIT-SVID")
-		assert.Equal(t, id, u.ID)
 	})
 }

@@ -66,7 +66,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
@@ -88,11 +87,7 @@ const (
 	maxEncodings   = 4 << 10          // identities in cached responses
 	maxText        = 512              // bytes of an error text for a caller
 	hookTimeout    = 30 * time.Second // for a hook to return
-	clockTick      = time.Minute      // between two looks at the clock while a stream waits
 )
-
-// patience bounds the waits after an issuer of WIT-SVIDs has failed.
-var patience = renew.Patience{Impatient: 30 * time.Second, Longest: 30 * time.Second, Wish: time.Minute}
 
 // ErrDenied says that the caller has no identity, or not the requested one. If a hook or provider returns an error
 // that wraps it, streams end with code PermissionDenied, which withdraws the caller's identities. It is the same error
@@ -174,8 +169,7 @@ type Options struct {
 	// that the token confirms. The key is sent to the caller, so it must be an *ecdsa.PrivateKey or *rsa.PrivateKey.
 	// The Handler calls it for each identity of a caller when a stream of WIT-SVIDs begins, and again when half of a
 	// token's life is over or the WIT authorities of its trust domain change. The context is derived from the
-	// request's and ends after 30 seconds. The Handler checks the form, "sub", "exp", and that token and key belong
-	// together.
+	// request's and ends after 30 seconds. The Handler checks "sub" and "exp", not the rest of the token.
 	//
 	// An error that wraps [ErrDenied] says that this identity has no WIT-SVID, or no longer has one. After any other
 	// error the caller keeps its WIT-SVID until that expires, and the Handler retries; a caller without one gets the

@@ -12,7 +12,6 @@
 package athenzname
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -20,9 +19,6 @@ import (
 
 	"github.com/svidkit/svidkit/spiffe"
 )
-
-// errName is wrapped by every error of this package.
-var errName = errors.New("invalid Athenz name")
 
 // maxName is the longest principal in bytes. The limit is the one for DNS names; it also bounds a namespace.
 const maxName = 253
@@ -39,7 +35,7 @@ type Service struct {
 func ParseService(s string) (Service, error) {
 	i := strings.LastIndexByte(s, '.')
 	if i < 0 {
-		return Service{}, fmt.Errorf("athenzname: service %.100q: it is not DOMAIN.NAME: %w", s, errName)
+		return Service{}, fmt.Errorf("athenzname: service %.100q: it is not DOMAIN.NAME", s)
 	}
 	service := Service{s[:i], s[i+1:]}
 	return service, service.Check()
@@ -49,8 +45,7 @@ func ParseService(s string) (Service, error) {
 func (s Service) Check() error {
 	if !isDomain(s.Domain) || !isSimple(s.Name) || len(s.Domain)+len(s.Name) >= maxName {
 		return fmt.Errorf("athenzname: service %.200q in domain %.200q: names consist of a-z, 0-9, _ and inner "+
-			"hyphens, with dots between those of a domain, %d bytes in all at most: %w",
-			s.Name, s.Domain, maxName, errName)
+			"hyphens, with dots between those of a domain, %d bytes in all at most", s.Name, s.Domain, maxName)
 	}
 	return nil
 }
@@ -68,7 +63,7 @@ func (s Service) ID() (spiffe.ID, error) {
 func (s Service) IDIn(td spiffe.TrustDomain, namespace string) (spiffe.ID, error) {
 	if !isSimple(namespace) || td.IsZero() {
 		return spiffe.ID{}, fmt.Errorf("athenzname: SPIFFE ID of %.300q: the trust domain is empty or the "+
-			"namespace %.100q is not a name: %w", s, namespace, errName)
+			"namespace %.100q is not a name", s, namespace)
 	}
 	return s.id("spiffe://" + td.String() + "/ns/" + namespace + "/sa/" + s.String())
 }
@@ -79,7 +74,7 @@ func (s Service) id(text string) (spiffe.ID, error) {
 	}
 	id, err := spiffe.ParseID(text)
 	if err != nil {
-		return spiffe.ID{}, fmt.Errorf("athenzname: SPIFFE ID of %.300q: %w: %w", s, errName, err)
+		return spiffe.ID{}, fmt.Errorf("athenzname: SPIFFE ID of %.300q: %w", s, err)
 	}
 	return id, nil
 }
@@ -97,7 +92,7 @@ func ServiceOfID(id spiffe.ID) (s Service, namespace string, err error) {
 		s, err = ParseService(parts[4])
 	default:
 		err = fmt.Errorf("athenzname: SPIFFE ID %.300q: it is neither spiffe://DOMAIN/sa/NAME nor "+
-			"spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME: %w", id, errName)
+			"spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/DOMAIN.NAME", id)
 	}
 	if err != nil {
 		return Service{}, "", err
@@ -132,7 +127,7 @@ func (m Mapping) isSystem(namespace string) bool {
 func (m Mapping) Domain(namespace string) (string, error) {
 	if !isNamespace(namespace) || m.AdminDomain != "" && !isDomain(m.AdminDomain) {
 		return "", fmt.Errorf("athenzname: domain of namespace %.100q: the namespace is not an RFC 1123 label, "+
-			"or the AdminDomain %.100q not a domain: %w", namespace, m.AdminDomain, errName)
+			"or the AdminDomain %.100q not a domain", namespace, m.AdminDomain)
 	}
 	if m.isSystem(namespace) {
 		return m.AdminDomain + "." + namespace, nil
@@ -140,10 +135,10 @@ func (m Mapping) Domain(namespace string) (string, error) {
 	domain := strings.ReplaceAll(strings.ReplaceAll(namespace, "-", "."), "..", "-")
 	switch {
 	case !isDomain(domain):
-		return "", fmt.Errorf("athenzname: domain of namespace %q: %q is not a domain: %w", namespace, domain, errName)
+		return "", fmt.Errorf("athenzname: domain of namespace %q: %q is not a domain", namespace, domain)
 	case m.AdminDomain != "" && strings.HasPrefix(domain, m.AdminDomain+"."):
 		return "", fmt.Errorf("athenzname: domain of namespace %q: %q is below the AdminDomain, and the "+
-			"namespace is not listed as a system namespace: %w", namespace, domain, errName)
+			"namespace is not listed as a system namespace", namespace, domain)
 	}
 	return domain, nil
 }
@@ -158,8 +153,7 @@ func (m Mapping) Namespace(domain string) (string, error) {
 		namespace = strings.ReplaceAll(strings.ReplaceAll(domain, "-", "--"), ".", "-")
 	}
 	if back, err := m.Domain(namespace); err != nil || back != domain {
-		return "", fmt.Errorf("athenzname: namespace of domain %.200q: no namespace has this domain: %w",
-			domain, errName)
+		return "", fmt.Errorf("athenzname: namespace of domain %.200q: no namespace has this domain", domain)
 	}
 	return namespace, nil
 }
@@ -167,11 +161,11 @@ func (m Mapping) Namespace(domain string) (string, error) {
 // Service returns the service for a service account of a namespace. Its name is the account's name.
 func (m Mapping) Service(namespace, account string) (Service, error) {
 	domain, err := m.Domain(namespace)
-	if err != nil {
-		return Service{}, err
-	}
 	s := Service{domain, account}
-	if err := s.Check(); err != nil {
+	if err == nil {
+		err = s.Check()
+	}
+	if err != nil {
 		return Service{}, err
 	}
 	return s, nil
@@ -204,19 +198,18 @@ func (i Instance) Check() error {
 	}
 	if !i.OwnsKey() && !isHost(i.ID) || !isHost(i.Suffix) || len(i.InstanceName()) > maxName {
 		return fmt.Errorf("athenzname: instance %.100q with suffix %.100q: both have to be DNS names in lower "+
-			"case, %d bytes with what is between them: %w", i.ID, i.Suffix, maxName, errName)
+			"case, %d bytes with what is between them", i.ID, i.Suffix, maxName)
 	}
 	for _, ip := range i.IPs {
 		if !ip.IsValid() || ip.Zone() != "" {
-			return fmt.Errorf("athenzname: instance %q: an address is not valid or has a zone: %w", i.ID, errName)
+			return fmt.Errorf("athenzname: instance %q: an address is not valid or has a zone", i.ID)
 		}
 	}
 	if i.SPIFFE.IsZero() {
 		return nil
 	}
 	if s, _, err := ServiceOfID(i.SPIFFE); err != nil || s != i.Service {
-		return fmt.Errorf("athenzname: instance %q: the SPIFFE ID %.300q is not one of %q: %w", i.ID, i.SPIFFE,
-			i.Service, errName)
+		return fmt.Errorf("athenzname: instance %q: the SPIFFE ID %.300q is not one of %q", i.ID, i.SPIFFE, i.Service)
 	}
 	return nil
 }
@@ -226,13 +219,10 @@ func (i Instance) InstanceName() string { return i.ID + ".instanceid.athenz." + 
 
 // isSimple reports whether s is one name, in lower case.
 func isSimple(s string) bool {
-	for k := range len(s) {
-		c := s[k]
-		if !('a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '_' || c == '-' && k > 0) {
-			return false
-		}
+	other := func(c rune) bool {
+		return !('a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '_' || c == '-')
 	}
-	return s != ""
+	return s != "" && s[0] != '-' && !strings.ContainsFunc(s, other)
 }
 
 func isDomain(s string) bool {

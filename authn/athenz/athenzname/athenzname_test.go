@@ -38,19 +38,19 @@ func TestMapping(t *testing.T) {
 		"k8s-admin-kube--system", // would be the domain of kube-system
 		"k8s-admin-x",
 	} {
-		require.ErrorIs(t, must.Err(m.Domain(namespace)), athenzname.ErrName, namespace)
-		require.ErrorIs(t, must.Err(m.Service(namespace, "web")), athenzname.ErrName, namespace)
+		require.Error(t, must.Err(m.Domain(namespace)), namespace)
+		require.Error(t, must.Err(m.Service(namespace, "web")), namespace)
 	}
 	for _, domain := range []string{
 		"", ".", "a.", ".a", "a..b", "A.b", "a_b", "a/b", "-a", "a.-b", "k8s.admin.media", "k8s.admin.", "k8s.admin.kube-system.x", strings.Repeat("a", 64),
 	} {
-		require.ErrorIs(t, must.Err(m.Namespace(domain)), athenzname.ErrName, domain)
+		require.Error(t, must.Err(m.Namespace(domain)), domain)
 	}
 	for _, account := range []string{"", "a.b", "A", "-a", "a/b"} {
-		require.ErrorIs(t, must.Err(m.Service("web", account)), athenzname.ErrName, account)
+		require.Error(t, must.Err(m.Service("web", account)), account)
 	}
 	for _, admin := range []string{"A", ".", "a..b"} {
-		require.ErrorIs(t, must.Err(athenzname.Mapping{AdminDomain: admin}.Domain("web")), athenzname.ErrName, admin)
+		require.Error(t, must.Err(athenzname.Mapping{AdminDomain: admin}.Domain("web")), admin)
 	}
 }
 
@@ -89,29 +89,29 @@ func TestService(t *testing.T) {
 		assert.Equal(t, namespace, ns)
 	}
 	for _, bad := range []string{"", ".", "a", "a.", ".a", "a..b", "A.b", "a.B", "a.-b", "-a.b", "a/b.c", "a b.c", "a.b:role.c", "ä.b", strings.Repeat("a.", 200) + "b"} {
-		require.ErrorIs(t, must.Err(athenzname.ParseService(bad)), athenzname.ErrName, bad)
+		require.Error(t, must.Err(athenzname.ParseService(bad)), bad)
 	}
 	for _, bad := range []athenzname.Service{{}, {Domain: "a"}, {Name: "a"}, {Domain: "a", Name: "b.c"}, {Domain: "a/..", Name: "b"}} {
-		require.ErrorIs(t, must.Err(bad.ID()), athenzname.ErrName)
-		require.ErrorIs(t, must.Err(bad.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "default")), athenzname.ErrName)
+		require.Error(t, must.Err(bad.ID()))
+		require.Error(t, must.Err(bad.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "default")))
 	}
-	require.ErrorIs(t, must.Err(s.IDIn(spiffe.TrustDomain{}, "default")), athenzname.ErrName)
-	require.ErrorIs(t, must.Err(s.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "a/b")), athenzname.ErrName)
+	require.Error(t, must.Err(s.IDIn(spiffe.TrustDomain{}, "default")))
+	require.Error(t, must.Err(s.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "a/b")))
 	for _, bad := range []string{
 		"spiffe://athenz.io", "spiffe://athenz.io/sa", "spiffe://athenz.io/sa/a.b", "spiffe://athenz.io/sa/a/b", "spiffe://athenz.io/ns/default/sa/frontend",
 		"spiffe://athenz.io/ns/default/ra/a.b", "spiffe://athenz.io/ns/default/sa/a.b/c", "spiffe://athenz.io/ns/Default/sa/a.b", "spiffe://athenz.io/ns/default/sa/A.b",
 		"spiffe://media.sports/ra/reader", "spiffe://athenz.io/ns/default/ca/default",
 	} {
 		_, _, err := athenzname.ServiceOfID(spiffe.MustParseID(bad))
-		require.ErrorIs(t, err, athenzname.ErrName, bad)
+		require.Error(t, err, bad)
 	}
 	_, _, err := athenzname.ServiceOfID(spiffe.ID{})
-	require.ErrorIs(t, err, athenzname.ErrName)
+	require.Error(t, err)
 
 	got := must.Get(athenzname.ParseService(strings.ToLower("Media.Sports.Frontend")))(t)
 	assert.Equal(t, "media.sports.frontend", got.String())
 	for _, cn := range []string{"", "frontend", "media.sports:role.reader", "joe@example.org"} {
-		require.ErrorIs(t, must.Err(athenzname.ParseService(strings.ToLower(cn))), athenzname.ErrName, cn)
+		require.Error(t, must.Err(athenzname.ParseService(strings.ToLower(cn))), cn)
 	}
 }
 
@@ -145,6 +145,6 @@ func TestInstance(t *testing.T) {
 	} {
 		i := instance()
 		edit(&i)
-		require.ErrorIs(t, i.Check(), athenzname.ErrName, name)
+		require.Error(t, i.Check(), name)
 	}
 }

@@ -16,14 +16,12 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
-	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/kube"
@@ -43,8 +41,6 @@ const (
 
 	maxToken = 64 << 10
 	maxFile  = 1 << 20
-
-	maxAnswer = 32 // certificates in an answer, before roots and duplicates are removed
 )
 
 // Config is the part that differs between the clients.
@@ -53,13 +49,14 @@ type Config struct {
 	Endpoint caclient.Endpoint
 
 	// TLS returns a new configuration for each connection, for an Endpoint without an HTTPClient. NextProtos is set
-	// later. Nil means the configuration of [caclient.NewHTTPClient], with the RootsFile.
+	// later. Nil means the client of [caclient.NewHTTPClient], with the RootsFile.
 	TLS func(ctx context.Context) (*tls.Config, error)
 
-	// PriorKnowledge is for gRPC: connections, with and without TLS, begin with HTTP/2, without ALPN.
+	// PriorKnowledge is for gRPC: connections, with and without TLS, begin with HTTP/2, without ALPN. Each call makes
+	// one.
 	PriorKnowledge bool
 
-	// Roots asks the CA for its present roots, if the Endpoint has no other source. Nil means that the CA has no
+	// Roots asks the CA for its present roots, at least one, if the Endpoint has no other source. Nil means that the CA has no
 	// method for that: then Learn requests a certificate only to learn the roots. Learn may be nil if the client
 	// requires another source.
 	Roots func(ctx context.Context) ([]*x509.Certificate, error)
@@ -74,7 +71,6 @@ type Conn struct {
 	HTTP     *http.Client
 
 	cfg   Config
-	conns *conns.Transport // nil if another package made the transport of HTTP
 	roots roots
 	stale atomic.Bool // the next call must make a new connection
 
@@ -109,7 +105,6 @@ func New(cfg Config) (*Conn, error) {
 	}
 	c := &Conn{Name: cfg.Name, Endpoint: *e, URL: u.Scheme + "://" + u.Host, HTTP: hc, cfg: cfg}
 	c.tokenless = ratelog.New(e.Logger, 0)
-	c.conns, _ = hc.Transport.(*conns.Transport)
 	c.roots.td = e.TrustDomain
 	return c, nil
 }
@@ -120,8 +115,9 @@ func httpClient(e *caclient.Endpoint, cfg Config, scheme string) (*http.Client, 
 	case e.HTTPClient != nil:
 		*c = *e.HTTPClient
 	case cfg.TLS != nil || scheme == "http":
-		c.Transport = conns.NewTransport(new(net.Dialer).DialContext,
-			func(dial conns.Dial) *http.Transport { return tlsalert.NewTransport(cfg.TLS, cfg.PriorKnowledge, dial) })
+		t := tlsalert.NewTransport(cfg.TLS, cfg.PriorKnowledge, nil)
+		t.DisableKeepAlives = cfg.PriorKnowledge
+		c.Transport = t
 	default:
 		var err error
 		o := caclient.TLSOptions{RootsFile: e.RootsFile, MinVersion: tls.VersionTLS12, Logger: e.Logger}
@@ -135,7 +131,7 @@ func httpClient(e *caclient.Endpoint, cfg Config, scheme string) (*http.Client, 
 }
 
 // Text returns the text that a client prints instead of its tokens and keys.
-func (c *Conn) Text() redact.Text { return redact.New(c.cfg.Name + ".CA(" + c.URL + ")") }
+func (c *Conn) Text() redact.Text { return redact.New(c.Name + ".CA(" + c.URL + ")") }
 
 // Token returns the token to send, or the reason why an expected token is missing. A token is valid in a header. The
 // error is a [*caclient.Error] of op, or says that ctx is done.
@@ -148,7 +144,7 @@ func (c *Conn) Token(ctx context.Context, op string) (token string, missing, err
 		}
 		if err != nil {
 			if ctx.Err() != nil {
-				return "", nil, fmt.Errorf("%s: %s: %w", c.cfg.Name, op, context.Cause(ctx))
+				return "", nil, fmt.Errorf("%s: %s: %w", c.Name, op, context.Cause(ctx))
 			}
 			if _, ok := errors.AsType[*caclient.Error](err); ok {
 				return "", nil, err
@@ -164,7 +160,7 @@ func (c *Conn) Token(ctx context.Context, op string) (token string, missing, err
 		token, missing = readToken(c.Endpoint.TokenFile)
 	}
 	if missing != nil {
-		c.tokenless.Warn(c.cfg.Name+": no token to send", "the file cannot be used", slog.Any("err", missing))
+		c.tokenless.Warn(c.Name+": no token to send", "the file cannot be used", slog.Any("err", missing))
 	}
 	if len(token) > maxToken || !IsText(token) || strings.Contains(token, " ") {
 		return "", nil, c.Error(op, caclient.ErrInvalid,
@@ -220,7 +216,7 @@ func readToken(name string) (string, error) {
 
 // Error returns err with the operation, a kind, which may be nil, and the package name.
 func (c *Conn) Error(op string, kind, err error) *caclient.Error {
-	return &caclient.Error{Op: op, Kind: kind, Err: fmt.Errorf("%s: %w", c.cfg.Name, err)}
+	return &caclient.Error{Op: op, Kind: kind, Err: fmt.Errorf("%s: %w", c.Name, err)}
 }
 
 // CheckRequest refuses a request that no CA can sign. The result is a [*caclient.Error], or nil.
@@ -245,10 +241,6 @@ func (c *Conn) Begin() {
 		c.HTTP.CloseIdleConnections()
 	}
 }
-
-// Close closes the connections to the CA that this Conn made, which ends their running calls. The next call makes a
-// new one.
-func (c *Conn) Close() { c.conns.Close() }
 
 // Refused reports whether err says that the CA refuses the client certificate of a call, so that a token may work.
 func Refused(err error) bool {
@@ -301,9 +293,8 @@ func Untrusted(err error) bool {
 	return ok
 }
 
-// Chain parses certificates in PEM, in any number of texts, as the chain that answers csr: without self-signed roots,
-// which peers have, and without duplicates. The leaf comes first and has the key of csr. An error describes the fault
-// in the answer.
+// Chain parses certificates in PEM, in any number of texts, as the chain that answers csr: the leaf, which has the key
+// of csr, then each certificate above, without roots and duplicates. An error describes the fault in the answer.
 func Chain(csr *pki.CSR, texts ...string) ([]*x509.Certificate, error) {
 	all, err := pki.ParseCertificatesPEM([]byte(strings.Join(texts, "\n")))
 	if err != nil {
@@ -312,21 +303,15 @@ func Chain(csr *pki.CSR, texts ...string) ([]*x509.Certificate, error) {
 	return Tidy(csr, all)
 }
 
-// Tidy is [Chain] for one or more parsed certificates.
+// Tidy is [Chain] for parsed certificates.
 func Tidy(csr *pki.CSR, all []*x509.Certificate) ([]*x509.Certificate, error) {
-	if len(all) > maxAnswer { // each may cost a signature to check
-		return nil, fmt.Errorf("the answer has %d certificates, the limit is %d", len(all), maxAnswer)
+	if err := certchain.CheckSize(all); err != nil {
+		return nil, fmt.Errorf("the answer: %w", err)
 	}
 	if !pki.PublicKeysEqual(all[0].PublicKey, csr.PublicKey()) {
 		return nil, errors.New("the leaf's public key is not that of the request")
 	}
-	out := []*x509.Certificate{all[0]}
-	for _, c := range all[1:] { // plugged-in chains contain roots, and duplicates
-		if !certchain.SelfSigned(c) && !slices.ContainsFunc(out, c.Equal) {
-			out = append(out, c)
-		}
-	}
-	return out, nil
+	return certchain.Tidy(all, csr.PublicKey()), nil
 }
 
 // Request is a call of a CA that speaks JSON.
@@ -401,7 +386,7 @@ func (c *Conn) do(ctx context.Context, r Request) ([]byte, error) {
 		}
 	}
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("%s: %s: %w", c.cfg.Name, r.Op, context.Cause(ctx))
+		return nil, fmt.Errorf("%s: %s: %w", c.Name, r.Op, context.Cause(ctx))
 	}
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err // without the URL, whose query may contain a secret

@@ -73,7 +73,7 @@ func (c *Conn) Sort(
 	if !slices.ContainsFunc(roots, notSigned) {
 		return chain, roots, nil
 	}
-	source, err := c.source(ctx)
+	source, err := c.Source(ctx)
 	if err != nil {
 		return nil, nil, fmt.Errorf("the roots that tell an intermediate certificate from a root: %w", err)
 	}
@@ -152,37 +152,32 @@ func (r *roots) update(now time.Time) (*spiffe.Bundle, error) {
 	return r.last, nil
 }
 
-// state reports whether any root was ever learned, and how long to wait before reading the source again.
-func (r *roots) state() (known bool, wait time.Duration) {
+// poll returns how long to wait before reading the source again.
+func (r *roots) poll() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	wait = renew.UsualPoll
 	if r.source != nil {
 		if hint, ok := r.source.RefreshHint(); ok {
-			wait = min(max(hint, time.Second), wait)
+			return min(max(hint, time.Second), renew.UsualPoll)
 		}
 	}
-	return r.last != nil, wait
+	return renew.UsualPoll
 }
 
 // FetchBundles implements the client's method, which describes it.
 func (c *Conn) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	const op = "fetch bundles"
-	if ctx.Err() != nil {
-		return nil, fmt.Errorf("%s: %s: %w", c.cfg.Name, op, context.Cause(ctx))
-	}
-	known, _ := c.roots.state()
-	source, err := c.source(ctx)
-	if ctx.Err() != nil {
-		return nil, fmt.Errorf("%s: %s: %w", c.cfg.Name, op, context.Cause(ctx))
-	}
-	switch _, told := errors.AsType[*caclient.Error](err); {
+	known := c.Known() != nil
+	source, err := c.Source(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("%s: %s: %w", c.Name, op, context.Cause(ctx))
 	case err != nil && known:
-		c.Endpoint.Logger.WarnContext(ctx, c.cfg.Name+": the roots cannot be read; those that are known stay", "err",
-			err)
-	case told:
-		return nil, err
+		c.Endpoint.Logger.WarnContext(ctx, c.Name+": the roots cannot be read; those that are known stay", "err", err)
 	case err != nil:
+		if e, told := errors.AsType[*caclient.Error](err); told {
+			return nil, e
+		}
 		return nil, c.Error(op, caclient.ErrUnavailable, err)
 	case source == nil && !known:
 		if err := c.cfg.Learn(ctx); err != nil {
@@ -200,19 +195,16 @@ func (c *Conn) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 	return set, nil
 }
 
-// source reads the source of roots. It returns nil if there is no source, or an error.
-func (c *Conn) source(ctx context.Context) (*spiffe.Bundle, error) {
+// Source reads the source of roots. It returns nil if there is no source, or an error.
+func (c *Conn) Source(ctx context.Context) (*spiffe.Bundle, error) {
 	e := &c.Endpoint
 	switch {
 	case e.Roots != nil:
 		b, err := e.Roots.Bundle(e.TrustDomain)
 		if err == nil && (b == nil || b.TrustDomain() != e.TrustDomain) {
-			err = errors.New("the source did not give the bundle of the trust domain")
+			return nil, errors.New("the source did not give the bundle of the trust domain")
 		}
-		if err != nil {
-			return nil, err
-		}
-		return b, nil
+		return b, err
 	case e.RootsFile != "":
 		return ReadBundle(e.TrustDomain, e.RootsFile)
 	case c.cfg.Roots != nil:
@@ -223,9 +215,6 @@ func (c *Conn) source(ctx context.Context) (*spiffe.Bundle, error) {
 		b, err := spiffe.NewBundle(e.TrustDomain, spiffe.BundleContents{X509Authorities: certs})
 		if err != nil {
 			return nil, c.Error("fetch bundles", caclient.ErrBadAnswer, err)
-		}
-		if len(certs) == 0 { // an empty bundle would say that all are revoked
-			return nil, c.Error("fetch bundles", caclient.ErrBadAnswer, errors.New("the CA has no roots"))
 		}
 		return b, nil
 	}
@@ -262,7 +251,7 @@ func (c *Conn) WatchBundles(ctx context.Context) iter.Seq2[*spiffe.BundleSet, er
 				last = set
 				continue // the reading itself may have been the change
 			}
-			_, wait := c.roots.state()
+			wait := c.roots.poll()
 			early := time.Duration(rand.Float64() * float64(wait) / 10) // so that a fleet spreads out
 			renew.Wait(ctx, wait-early, changed)
 		}

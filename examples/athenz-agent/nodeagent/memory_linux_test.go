@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn/athenz"
-	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
@@ -32,11 +31,11 @@ func TestDocumentsInMemory(t *testing.T) {
 	key := must.Get(rsa.GenerateKey(rand.Reader, 4096))(t)
 	c.Keys.Add(t, "v2", key) // its signatures are long
 	var documents []string
-	c.config.Signer = athenztest.SignFunc(func(ctx context.Context, subject athenz.PodSubject) (string, error) {
-		document, err := c.Signer.SignDocument(ctx, subject)
+	c.config.Signer = func(ctx context.Context, subject athenz.PodSubject) (string, error) {
+		document, err := c.Signer(ctx, subject)
 		documents = append(documents, document)
 		return document, err
-	})
+	}
 	c.start()
 	pod := c.pod("web-0")
 	before := os.Environ()

@@ -346,7 +346,7 @@ func (a *agent) register(ctx context.Context, handle string, data volumeData) (g
 		return nil, nil, false, err
 	}
 	defer a.limit.Release()
-	pod, err := a.cfg.Pods.Pod(ctx, data.Namespace, data.Name)
+	pod, err := a.cfg.Pods(ctx, data.Namespace, data.Name)
 	switch {
 	case errors.Is(err, athenz.ErrNoPod):
 		return nil, nil, false, failed(http.StatusBadRequest, "the kubelet does not know the pod of the volume", err)
@@ -364,7 +364,7 @@ func (a *agent) register(ctx context.Context, handle string, data volumeData) (g
 		return nil, nil, false, failed(http.StatusInternalServerError, "the pod cannot have an identity, or not yet",
 			err)
 	}
-	document, err := a.cfg.Signer.SignDocument(ctx, athenz.PodSubject{Namespace: pod.Namespace, Pod: pod.Name,
+	document, err := a.cfg.Signer(ctx, athenz.PodSubject{Namespace: pod.Namespace, Pod: pod.Name,
 		Service: instance.Service, IP: pod.IP})
 	if err != nil {
 		return nil, nil, false, failed(http.StatusInternalServerError, "the identity document could not be signed",
@@ -470,7 +470,7 @@ func (a *agent) moved(ctx context.Context, handle string, i *athenzname.Instance
 	if err != nil {
 		return false
 	}
-	pod, err := a.cfg.Pods.Pod(ctx, data.Namespace, data.Name)
+	pod, err := a.cfg.Pods(ctx, data.Namespace, data.Name)
 	if err != nil || !pod.IP.IsValid() || slices.Contains(i.IPs, pod.IP) {
 		return false
 	}

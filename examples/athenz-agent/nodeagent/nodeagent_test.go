@@ -89,8 +89,7 @@ func (c *cluster) start() {
 	if c.stop != nil {
 		c.stop()
 	}
-	agent, err := nodeagent.New(c.config)
-	require.NoError(c.t, err)
+	agent := must.Get(nodeagent.New(c.config))(c.t)
 	server := &unixsocket.Server{Path: c.socket, Handler: agent}
 	require.NoError(c.t, server.Listen())
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.t.Context()))
@@ -108,10 +107,8 @@ func mountOf(pod string) string {
 func (c *cluster) mount(name string) (handleFile string) {
 	c.t.Helper()
 	mount := mountOf(name)
-	handle, err := c.volumes.Add(mount, namespace, name)
-	require.NoError(c.t, err)
-	secret, err := os.ReadFile(filepath.Join(string(c.volumes), "secret"))
-	require.NoError(c.t, err)
+	handle := must.Get(c.volumes.Add(mount, namespace, name))(c.t)
+	secret := must.Get(os.ReadFile(filepath.Join(string(c.volumes), "secret")))(c.t)
 	assert.Equal(c.t, agentapi.Handle(secret, mount), handle)
 	return filepath.Join(filepath.Dir(c.socket), "volumes", handle, "mount", "id")
 }
@@ -119,8 +116,7 @@ func (c *cluster) mount(name string) (handleFile string) {
 // pod mounts a volume for a pod and returns the client that is in it.
 func (c *cluster) pod(name string) *agentapi.Client {
 	c.t.Helper()
-	client, err := agentapi.NewClient(c.socket, c.mount(name))
-	require.NoError(c.t, err)
+	client := must.Get(agentapi.NewClient(c.socket, c.mount(name)))(c.t)
 	return client
 }
 
@@ -284,13 +280,13 @@ func TestHandles(t *testing.T) {
 	uid := "6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22"
 	agent := newAgent(t, c, func(cfg *nodeagent.Config) {
 		kubelet := cfg.Pods
-		cfg.Pods = athenztest.PodFunc(func(ctx context.Context, ns, name string) (*athenz.Pod, error) {
-			pod, err := kubelet.Pod(ctx, ns, name)
+		cfg.Pods = func(ctx context.Context, ns, name string) (*athenz.Pod, error) {
+			pod, err := kubelet(ctx, ns, name)
 			if err == nil {
 				pod.UID = uid
 			}
 			return pod, err
-		})
+		}
 	}, nil)
 	mount := mountOf(uid)
 	handle := must.Get(c.volumes.Add(mount, namespace, "web-0"))(t)
@@ -320,8 +316,7 @@ func TestHandles(t *testing.T) {
 	code, _ = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
 	assert.Equal(t, http.StatusBadRequest, code)
 	require.NoError(t, os.WriteFile(filepath.Join(string(c.volumes), "secret"), []byte("short"), 0o600))
-	_, err := c.volumes.Add(mount, namespace, "web-0")
-	require.ErrorContains(t, err, "the secret of the node has 5 bytes, not 32")
+	require.ErrorContains(t, must.Err(c.volumes.Add(mount, namespace, "web-0")), "the secret of the node has 5 bytes, not 32")
 }
 
 func TestAgentWire(t *testing.T) {
@@ -508,13 +503,13 @@ func TestAgentFailures(t *testing.T) {
 	pods := func(edit func(*athenz.Pod)) func(*nodeagent.Config) {
 		return func(cfg *nodeagent.Config) {
 			kubelet := cfg.Pods
-			cfg.Pods = athenztest.PodFunc(func(ctx context.Context, ns, name string) (*athenz.Pod, error) {
-				pod, err := kubelet.Pod(ctx, ns, name)
+			cfg.Pods = func(ctx context.Context, ns, name string) (*athenz.Pod, error) {
+				pod, err := kubelet(ctx, ns, name)
 				if err == nil {
 					edit(pod)
 				}
 				return pod, err
-			})
+			}
 		}
 	}
 	var wg sync.WaitGroup
@@ -524,15 +519,15 @@ func TestAgentFailures(t *testing.T) {
 		code int
 	}{
 		"no kubelet": {func(cfg *nodeagent.Config) {
-			cfg.Pods = athenztest.PodFunc(func(context.Context, string, string) (*athenz.Pod, error) { return nil, away })
+			cfg.Pods = func(context.Context, string, string) (*athenz.Pod, error) { return nil, away }
 		}, nil, 500},
 		"no pod": {func(cfg *nodeagent.Config) {
-			cfg.Pods = athenztest.PodFunc(func(context.Context, string, string) (*athenz.Pod, error) { return nil, athenz.ErrNoPod })
+			cfg.Pods = func(context.Context, string, string) (*athenz.Pod, error) { return nil, athenz.ErrNoPod }
 		}, nil, 400},
 		"a namespace without a domain":  {pods(func(p *athenz.Pod) { p.Namespace = "k8s-admin-x" }), nil, 500},
 		"an account that is no service": {pods(func(p *athenz.Pod) { p.ServiceAccount = "a.b" }), nil, 500},
 		"no signer": {func(cfg *nodeagent.Config) {
-			cfg.Signer = athenztest.SignFunc(func(context.Context, athenz.PodSubject) (string, error) { return "", away })
+			cfg.Signer = func(context.Context, athenz.PodSubject) (string, error) { return "", away }
 		}, nil, 500},
 		"no ZTS":     {nil, answers(&fixedCA{err: away}), 500},
 		"no chain":   {nil, answers(&fixedCA{}), 500},
@@ -670,7 +665,7 @@ func TestAgentAnswerLost(t *testing.T) {
 
 	// A pod that asks too often waits, and others do not.
 	agent = newAgent(t, c, func(cfg *nodeagent.Config) {
-		cfg.Signer = athenztest.SignFunc(func(context.Context, athenz.PodSubject) (string, error) { return "", errors.New("away") })
+		cfg.Signer = func(context.Context, athenz.PodSubject) (string, error) { return "", errors.New("away") }
 	}, nil)
 	codes := map[int]int{}
 	often := must.Get(c.volumes.Add("/often", namespace, "web-0"))(t)
@@ -693,11 +688,11 @@ func virtualConfig(t testing.TB) nodeagent.Config {
 	return nodeagent.Config{
 		Volumes: nodeagent.Volumes(filepath.Join(t.TempDir(), "volumes")), Provider: athenzname.Service{Domain: "k8s.admin", Name: "callback"}, Suffix: athenztest.Suffix,
 		ZTS: ztsclient.Options{Endpoint: caclient.Endpoint{TrustDomain: spiffe.MustParseTrustDomain("athenz.example")}},
-		Pods: athenztest.PodFunc(func(_ context.Context, namespace, name string) (*athenz.Pod, error) {
+		Pods: func(_ context.Context, namespace, name string) (*athenz.Pod, error) {
 			ip := netip.MustParseAddr("10.1.2.3")
 			return &athenz.Pod{Namespace: namespace, Name: name, ServiceAccount: account, IP: ip, IPs: []netip.Addr{ip}, Phase: "Running"}, nil
-		}),
-		Signer: athenztest.SignFunc(func(context.Context, athenz.PodSubject) (string, error) { return "x.y.z", nil }),
+		},
+		Signer: func(context.Context, athenz.PodSubject) (string, error) { return "x.y.z", nil },
 	}
 }
 
@@ -711,12 +706,12 @@ func TestAgentFailuresHoldNothing(t *testing.T) {
 		begun := time.Now()
 		var mu sync.Mutex
 		waited := map[string]time.Duration{}
-		cfg.Signer = athenztest.SignFunc(func(_ context.Context, s athenz.PodSubject) (string, error) {
+		cfg.Signer = func(_ context.Context, s athenz.PodSubject) (string, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			waited[s.Pod] = time.Since(begun)
 			return "x.y.z", nil
-		})
+		}
 		agent, err := nodeagent.NewWith(cfg, func(ztsclient.Options) (nodeagent.CA, error) { return &fixedCA{err: errors.New("no consent")}, nil })
 		require.NoError(t, err)
 		var wg sync.WaitGroup
@@ -756,8 +751,7 @@ func TestAgentLostRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "athenz.example")
 		ca.EditTemplates(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now(), time.Now().Add(time.Hour) })
-		agent, err := nodeagent.NewWith(cfg, func(ztsclient.Options) (nodeagent.CA, error) { return certifier{ca}, nil })
-		require.NoError(t, err)
+		agent := must.Get(nodeagent.NewWith(cfg, func(ztsclient.Options) (nodeagent.CA, error) { return certifier{ca}, nil }))(t)
 		for _, arrives := range []bool{false, true} {
 			handle := must.Get(cfg.Volumes.Add(fmt.Sprintf("/%v", arrives), namespace, "web-0"))(t)
 			code, text := call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
@@ -804,10 +798,10 @@ func TestAgentNewAddress(t *testing.T) {
 	// A kubelet that is away, or does not know the address yet: the next refresh has it.
 	c.Put("web-0", func(o object) { o["status"] = object{"phase": "Running", "podIP": "10.1.2.100"} })
 	kubelet := c.config.Pods
-	for _, pods := range []athenztest.PodFunc{
+	for _, pods := range []athenz.PodSource{
 		func(context.Context, string, string) (*athenz.Pod, error) { return nil, errors.New("away") },
 		func(context.Context, string, string) (*athenz.Pod, error) { return new(athenz.Pod), nil },
-		kubelet.Pod,
+		kubelet,
 	} {
 		c.config.Pods = pods
 		c.start()
@@ -830,10 +824,9 @@ func TestSidecarAfterReboot(t *testing.T) {
 	defer cancel()
 	start := func(folder string) *sidecar.Sidecar {
 		t.Helper()
-		s, err := sidecar.Start(ctx, sidecar.Config{Socket: c.socket, HandleFile: c.mount("web-0"), Files: sidecar.Files{
+		s := must.Get(sidecar.Start(ctx, sidecar.Config{Socket: c.socket, HandleFile: c.mount("web-0"), Files: sidecar.Files{
 			KeyFile: filepath.Join(folder, "key"), CertificateFile: filepath.Join(folder, "cert"), RootsFile: filepath.Join(folder, "roots"),
-		}})
-		require.NoError(t, err)
+		}}))(t)
 		return s
 	}
 	present := func(s *sidecar.Sidecar) *x509.Certificate {

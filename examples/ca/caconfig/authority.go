@@ -17,6 +17,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/caclient/local"
+	"github.com/svidkit/svidkit/examples/internal/devtoken"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/fileset"
 	"github.com/svidkit/svidkit/internal/files/private"
@@ -244,13 +245,8 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 		}
 	}
 	return func(cfg ca.Config) (err error) {
-		switch a.Own, err = ca.Open(ctx, cfg, store); {
-		case errors.Is(err, ca.ErrNoRecord):
+		if a.Own, err = ca.Open(ctx, cfg, store); errors.Is(err, ca.ErrNoRecord) {
 			return a.missing(c, err)
-		case errors.Is(err, ca.ErrUnfit) && !c.Kubernetes:
-			if r, lost := ca.RecoverDirStore(ctx, filepath.Join(c.StateDir, folder), false); lost == nil { // a dry run
-				return fmt.Errorf("%w; -recover goes on with %s", err, r)
-			}
 		}
 		a.Signer = a.Own
 		return err
@@ -423,30 +419,6 @@ func (a *Authority) WriteStatus(out io.Writer) {
 	}
 }
 
-// Recover repairs the directory of a self-signed CA whose file CURRENT is missing or wrong: the CA goes on with the
-// newest complete version; see [ca.RecoverDirStore]. The audit log records it.
-func (c *Config) Recover(ctx context.Context) (ca.Recovery, error) {
-	if c.Kubernetes || c.StateDir == "" {
-		return ca.Recovery{}, misused("-recover: it is for the folder in -state-dir; a Secret has one version, to " +
-			"be restored from a backup")
-	}
-	r, err := ca.RecoverDirStore(ctx, filepath.Join(c.StateDir, "ca"), true)
-	if err != nil || c.AuditLog == "none" {
-		return r, err
-	}
-	log, err := c.openAudit(nil)
-	if err == nil {
-		err = errors.Join(log.RecordKeyEvent(ctx, &ca.KeyEvent{
-			Time: time.Now().Round(0), Event: "recovered", Key: "root", Serial: r.Root, NotAfter: r.RootEnds,
-			Detail: r.Version, Actor: currentActor(),
-		}), log.Close())
-	}
-	if err != nil {
-		err = fmt.Errorf("the CA is recovered, and there is no audit record of that: %w", err)
-	}
-	return r, err
-}
-
 func isLoopback(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
@@ -608,7 +580,7 @@ func (c *Config) setAPIs(ctx context.Context, o *caserver.Options, istio net.Lis
 	proxies.AllowPlaintext = c.linkerdPlaintext
 	switch {
 	case c.Development():
-		tokens, err := caserver.NewInsecureTokens(c.CA.TrustDomain, c.SecretFile)
+		tokens, err := devtoken.New(c.CA.TrustDomain, c.SecretFile)
 		if err == nil {
 			err = c.writeAgentEnv(istio)
 		}
@@ -617,7 +589,7 @@ func (c *Config) setAPIs(ctx context.Context, o *caserver.Options, istio net.Lis
 		}
 		o.Istio.Authenticator, proxies.Review = tokens, tokens.Review
 	case c.Kubernetes:
-		check, err := c.cluster.Set(o.Istio, &proxies)
+		check, err := c.cluster.set(o.Istio, &proxies)
 		if err != nil {
 			return err
 		}

@@ -122,7 +122,7 @@ func TestWithoutCreate(t *testing.T) {
 	require.ErrorIs(t, err, ca.ErrNoRecord)
 	require.EqualError(t, err, "there is no CA in "+filepath.Join(dir, "ca")+"; if there was one, name its folder in -state-dir, mount its volume or restore it from a backup; to make a new one, start the server once with -create")
 	require.ErrorIs(t, must.Err(c.Open(t.Context(), caconfig.OpenOptions{})), ca.ErrNoRecord)
-	require.NoFileExists(t, filepath.Join(dir, "ca", "CURRENT"))
+	require.NoFileExists(t, filepath.Join(dir, "ca", "record.json"))
 
 	a := must.Get(newConfig(t, dir).Open(t.Context(), caconfig.OpenOptions{}))(t)
 	root := a.Own.Status().Roots[0].ID
@@ -157,22 +157,6 @@ func TestFailedStartLeavesNothing(t *testing.T) {
 	_, err = newConfig(t, "").Open(t.Context(), caconfig.OpenOptions{})
 	require.ErrorIs(t, err, caconfig.ErrUsage)
 	require.ErrorContains(t, err, "-state-dir")
-}
-
-// A folder that has lost its file CURRENT names the flag that mends it.
-func TestLostPointer(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	c := newConfig(t, dir)
-	a := must.Get(c.Open(t.Context(), caconfig.OpenOptions{}))(t)
-	a.Close()
-	require.NoError(t, os.Remove(filepath.Join(dir, "ca", "CURRENT")))
-	_, err := c.Open(t.Context(), caconfig.OpenOptions{})
-	require.ErrorIs(t, err, ca.ErrUnfit)
-	require.ErrorContains(t, err, "recover the newest version that is complete; -recover goes on with v-")
-	must.Get(c.Recover(t.Context()))(t)
-	a = must.Get(c.Open(t.Context(), caconfig.OpenOptions{}))(t)
-	a.Close()
 }
 
 // The modes of an audit log that others can write to are complained of.

@@ -21,6 +21,8 @@ import (
 	"github.com/svidkit/svidkit/authn/jwt"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/files"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -50,16 +52,23 @@ type rule struct {
 func (c *Config) defineCallers(fs *flag.FlagSet) {
 	fs.Func("jwt-rule", "`rule` for tokens of an OpenID Connect issuer that prove callers of Istio's API, in JSON: "+
 		"issuer, audiences, and jwks_uri, or none for discovery [JWT_RULE]", c.callers.setRule)
-	fs.StringVar(&c.callers.roots, "jwt-roots", "", "`file` with the roots that the servers of -jwt-rule and -token-issuer are verified by, in PEM (default those of the host)")
-	fs.StringVar(&c.callers.clientRoots, "client-roots", "", "`file` with roots of another CA, in PEM: their certificates prove callers of Istio's "+
-		"API, too, by IDs of the trust domain. Peers do not trust these roots")
-	fs.StringVar(&c.callers.ownToken, "own-token", "/var/run/secrets/tokens/istio-token", "`file` with the token of this "+
-		"server, if it is there, whose issuer and first audience are the defaults of -token-issuer and -audience")
-	fs.StringVar(&c.callers.issuer, "token-issuer", "", "`issuer` whose service account tokens prove callers when all "+
-		"else does not; in a pod it has no effect (default that of -own-token) [TOKEN_ISSUER]")
-	fs.StringVar(&c.callers.audience, "audience", "", "`audience` of these tokens (default that of -own-token) [AUDIENCE]")
+	fs.StringVar(&c.callers.roots, "jwt-roots", "",
+		"`file` with the roots that the servers of -jwt-rule and -token-issuer are verified by, in PEM (default "+
+			"those of the host)")
+	fs.StringVar(&c.callers.clientRoots, "client-roots", "",
+		"`file` with roots of another CA, in PEM: their certificates prove callers of Istio's "+
+			"API, too, by IDs of the trust domain. Peers do not trust these roots")
+	fs.StringVar(&c.callers.ownToken, "own-token", "/var/run/secrets/tokens/istio-token",
+		"`file` with the token of this server, if it is there, whose issuer and first audience are the defaults of "+
+			"-token-issuer and -audience")
+	fs.StringVar(&c.callers.issuer, "token-issuer", "",
+		"`issuer` whose service account tokens prove callers when all else does not; in a pod it has no effect "+
+			"(default that of -own-token) [TOKEN_ISSUER]")
+	fs.StringVar(&c.callers.audience, "audience", "",
+		"`audience` of these tokens (default that of -own-token) [AUDIENCE]")
 	fs.Func("trusted-gateway-cidr", "`prefixes` of the addresses of proxies that name callers of Istio's API in the "+
-		"header x-forwarded-client-cert; those of this machine are trusted then, too [TRUSTED_GATEWAY_CIDR]", c.callers.setGateways)
+		"header x-forwarded-client-cert; those of this machine are trusted then, too [TRUSTED_GATEWAY_CIDR]",
+		c.callers.setGateways)
 	fs.Func("jwt-policy", "`policy` of Istio for tokens, third-party-jwt or first-party-jwt, which means the same: a "+
 		"token has to be for one of -token-audiences [JWT_POLICY]", func(text string) (err error) {
 		c.callers.firstParty, err = parseJWTPolicy(text)
@@ -118,7 +127,7 @@ func (c *callers) check(td spiffe.TrustDomain) (badRule, badGateways error) {
 	if c.rule != nil {
 		_, badRule = jwt.New(c.rule.options(td))
 	}
-	_, badGateways = authn.ForwardedCertificate(authn.ForwardedOptions{Allow: spiffe.AllowMembersOf(td), Proxies: c.gateways})
+	_, badGateways = authn.ForwardedCertificate(spiffe.AllowMembersOf(td), c.gateways...)
 	return badRule, badGateways
 }
 
@@ -131,7 +140,8 @@ func (r *rule) options(td spiffe.TrustDomain) jwt.Options {
 // and a token of the issuer of this server's own token.
 func (c *Config) setAuthenticator(ctx context.Context, o *caserver.Options, log *slog.Logger) error {
 	if c.callers.firstParty {
-		log.Warn("caconfig: -jwt-policy: first-party-jwt is treated as third-party-jwt; tokens for the API server are refused, unless -token-audiences has its audience")
+		log.Warn("caconfig: -jwt-policy: first-party-jwt is treated as third-party-jwt; tokens for the API server " +
+			"are refused, unless -token-audiences has its audience")
 	}
 	var chain []authn.Authenticator
 	if c.callers.clientRoots != "" {
@@ -194,7 +204,8 @@ func (c *Config) issuer(ctx context.Context, name string, r *rule, log *slog.Log
 			return nil, fmt.Errorf("-jwt-roots: %s: %w", c.callers.roots, err)
 		}
 		o.HTTPClient = &http.Client{Transport: &http.Transport{
-			TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Time: certchain.Now}, ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute,
+			TLSClientConfig:   &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Time: certchain.Now},
+			ForceAttemptHTTP2: true, IdleConnTimeout: time.Minute,
 		}}
 	}
 	a, err := jwt.New(o)
@@ -216,14 +227,32 @@ func (c *Config) ownIssuer() (issuer, audience string, err error) {
 	if c.inCluster || issuer != "" && audience != "" {
 		return issuer, audience, nil
 	}
-	ownIssuer, ownAudience, err := jwt.UnverifiedIssuer(c.callers.ownToken)
+	ownIssuer, ownAudience, err := unverifiedIssuer(c.callers.ownToken)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && !c.given["own-token"] && issuer == "":
 		return "", "", nil
 	case err != nil:
-		return "", "", fmt.Errorf("-own-token: %w; name the issuer in -token-issuer and the audience in -audience instead", err)
+		return "", "", fmt.Errorf("-own-token: %w; name the issuer in -token-issuer and the audience in -audience "+
+			"instead", err)
 	}
 	return cmp.Or(issuer, ownIssuer), cmp.Or(audience, ownAudience), nil
+}
+
+// unverifiedIssuer returns the issuer and the first audience of the token in a file, expired or not. It verifies nothing,
+// so a writer of the file chooses the trusted issuer: it is a configuration file.
+func unverifiedIssuer(tokenFile string) (issuer, audience string, err error) {
+	text, err := files.Read(tokenFile, jws.MaxSize+2)
+	c, _ := jws.ReadClaims(strings.TrimSpace(string(text)))
+	switch {
+	case err != nil:
+	case c.Issuer == "":
+		err = errors.New("it is no JWT, or names no issuer")
+	case len(c.Audience) == 0 || c.Audience[0] == "":
+		err = errors.New("the token names no audience")
+	default:
+		return c.Issuer, c.Audience[0], nil
+	}
+	return "", "", fmt.Errorf("the file %q: %w", tokenFile, err)
 }
 
 // otherCertificates authenticates callers by certificates that chain to the roots in -client-roots.

@@ -60,7 +60,7 @@ type Config struct {
 	StateDir, RootsFile, AuditLog string
 
 	// SecretFile is a file in StateDir. It holds the secret that tokens begin with in development mode (see
-	// [caserver.InsecureTokens]), and outlives restarts. Beside it Serve writes agent.env, the environment variables
+	// package devtoken), and outlives restarts. Beside it Serve writes agent.env, the environment variables
 	// of an agent on this machine: the address and the roots of the CA, and the identity demo/web.
 	SecretFile string
 
@@ -78,7 +78,7 @@ type Config struct {
 	// Pods is Pods of [caserver.Options], for a CA of its own in a cluster.
 	Pods func(ca.Signer) (caserver.Part, error)
 
-	cluster               caserver.Kubernetes
+	cluster               kubernetes
 	namespace             string
 	cacerts, keepDNSNames bool
 	external              ra.Config

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"flag"
 	"fmt"
 	"io"
@@ -132,8 +133,7 @@ func TestDevelopment(t *testing.T) {
 		if !tc.want && !c.Kubernetes {
 			assert.Empty(t, c.linkerdAddr)
 			assert.Equal(t, 2160*time.Hour, c.CA.MaxTTL)
-			_, err := parse(append(tc.args, "-istio-addr", ":15012"), tc.env.get, io.Discard, true)
-			assert.NoError(t, err)
+			assert.NoError(t, must.Err(parse(append(tc.args, "-istio-addr", ":15012"), tc.env.get, io.Discard, true)))
 		}
 	}
 }
@@ -151,8 +151,7 @@ func TestRenewByCertificate(t *testing.T) {
 		require.ErrorContains(t, err, "-renew-by-certificate", text)
 	}
 	ra := []string{"-kubernetes", "-external-ca", kubernetesRA, "-k8s-signer", "example.com/mesh", "-renew-by-certificate"}
-	_, err := parse(append(ra, "720h"), env{}.get, io.Discard, false)
-	require.ErrorContains(t, err, "-renew-by-certificate")
+	require.ErrorContains(t, must.Err(parse(append(ra, "720h"), env{}.get, io.Discard, false)), "-renew-by-certificate")
 	must.Get(parse(append(ra, "off"), env{}.get, io.Discard, false))(t)
 }
 
@@ -174,7 +173,7 @@ func TestMayCreate(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "token-secret"), []byte("x"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "audit.jsonl"), nil, 0o600))
 	assert.True(t, may(), "a start that failed")
-	for _, name := range []string{"root-cert.pem", "tokens", "audit.jsonl.1", filepath.Join("ca", "CURRENT")} {
+	for _, name := range []string{"root-cert.pem", "tokens", "audit.jsonl.1", filepath.Join("ca", "record.json")} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("x"), 0o600))
 		assert.False(t, may(), name)
 		assert.True(t, may("-create"), name)
@@ -411,14 +410,6 @@ func TestDevelopmentModeListensOnLoopbackOnly(t *testing.T) {
 	}
 }
 
-// Names that Linkerd cannot have are good enough for the rest.
-func TestWithoutLinkerd(t *testing.T) {
-	t.Parallel()
-	c := must.Get(parse([]string{"-trust-domain", "my_domain", "-linkerd-addr", ""}, env{}.get, io.Discard, true))(t)
-	require.Equal(t, "my_domain", c.CA.TrustDomain.String())
-	must.Get(parse([]string{"-trust-domain", "my_domain"}, env{}.get, io.Discard, false))(t)
-}
-
 // Each trust domain has a folder of its own, so that one CA is not in the way of another.
 func TestStateDir(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
@@ -607,15 +598,6 @@ func TestServerCertificateOutOfTime(t *testing.T) {
 	require.ErrorContains(t, err, "has expired at")
 }
 
-// Where istiod has its certificate is where its successor looks, and what the help says.
-func TestFolderOfIstiod(t *testing.T) {
-	t.Parallel()
-	require.Equal(t, "/var/run/secrets/istiod/tls", istiodTLS)
-	var help bytes.Buffer
-	require.ErrorIs(t, must.Err(parse([]string{"-help"}, env{}.get, &help, false)), flag.ErrHelp)
-	require.Contains(t, strings.Join(strings.Fields(help.String()), " "), "/var/run/secrets/istiod/tls/tls.crt")
-}
-
 // Roots go into no namespace that is being deleted, and a ConfigMap that another replica has written since it was read is not written over.
 func TestRootConfigMapOfOthers(t *testing.T) {
 	t.Parallel()
@@ -654,4 +636,36 @@ func TestRootConfigMapOfOthers(t *testing.T) {
 	}
 	require.Equal(t, []int{http.StatusConflict, http.StatusOK}, codes)
 	require.NotContains(t, l.String(), "level=WARN", "another replica is no failure")
+}
+
+func TestUnverifiedIssuer(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "IST-5.4-6")
+	file := filepath.Join(t.TempDir(), "token")
+	token := func(claims string) string {
+		return "eyJhbGciOiJFUzI1NiJ9." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".AAAA"
+	}
+	for text, want := range map[string]string{
+		token(`{"iss":"https://a.test","aud":["first","second"],"exp":1}`) + "\n": "",
+		token(`{"iss":"https://a.test","aud":"first"}`):                           "",
+		token(`{"aud":"first"}`):                                                  "names no issuer",
+		token(`{"iss":5,"aud":"first"}`):                                          "names no issuer",
+		token(`{"iss":"https://a.test"}`):                                         "names no audience",
+		token(`{"iss":"https://a.test","aud":[""]}`):                              "names no audience",
+		token(`{"iss":"https://a.test","aud":[1,"first"]}`):                       "names no audience",
+		"":                                "no JWT",
+		"a.b.c":                           "no JWT",
+		token(strings.Repeat("x", 1<<20)): "has more than",
+	} {
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		issuer, audience, err := unverifiedIssuer(file)
+		if want != "" {
+			must.Fail(t, err, want)
+			continue
+		}
+		require.NoError(t, err, text)
+		assert.Equal(t, []string{"https://a.test", "first"}, []string{issuer, audience})
+	}
+	_, _, err := unverifiedIssuer(filepath.Dir(file))
+	require.Error(t, err)
 }

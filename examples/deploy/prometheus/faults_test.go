@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
-	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"io"
 	"net"
@@ -43,7 +41,6 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/podcert"
-	"github.com/svidkit/svidkit/pki/ra"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
@@ -410,93 +407,6 @@ func reject(t *testing.T, h http.Handler) {
 	time.Sleep(time.Second)
 }
 
-// signer is a CA without its Run, which would follow real files, as a bubble cannot.
-type signer struct {
-	ca.Signer
-	healthy
-}
-
-type healthy interface{ Health() ca.Health }
-
-// TestPluggedIn: the intermediate that was plugged into a signer ends, until an operator plugs in the next one.
-func TestPluggedIn(t *testing.T) {
-	within(t, nil, func(w *world) {
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(w)
-		root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().Add(1000 * time.Hour)})
-		require.NoError(w, err)
-		plug := func() ca.Signer {
-			key := must.Get(pki.NewKey(pki.ECDSAP256))(w)
-			cert, err := root.Issue(pki.CertificateOptions{PublicKey: key.Public(), CA: true, SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().Add(2 * time.Hour)})
-			require.NoError(w, err)
-			keyPEM := must.Get(pki.MarshalPrivateKeyPEM(key))(w)
-			dir := w.TempDir()
-			for name, data := range map[string][]byte{
-				"ca-cert.pem": pki.MarshalCertificatesPEM(cert), "ca-key.pem": keyPEM, "cert-chain.pem": pki.MarshalCertificatesPEM(cert), "root-cert.pem": pki.MarshalCertificatesPEM(root.Certificate()),
-			} {
-				require.NoError(w, os.WriteFile(filepath.Join(dir, name), data, 0o600))
-			}
-			a, err := ca.Load(w.Context(), ca.Config{TrustDomain: domain, DefaultTTL: 10 * time.Minute, MaxTTL: time.Hour}, ca.PluggedIn{Dir: dir})
-			require.NoError(w, err)
-			return signer{a, a}
-		}
-		w.stopCA()
-		w.targets = w.targets[:1] // the others have lost their CA
-		stop := w.serveCA(plug())
-		w.lasts(100)
-		stop()
-		w.serveCA(plug())
-		w.lasts(8)
-		w.expect(map[string]window{"SvidkitNoFreshRoot": minutes(90, 99)})
-	})
-}
-
-// TestSignerOfCluster: the API server, whose signers sign for a registration authority, is away for 15 minutes.
-func TestSignerOfCluster(t *testing.T) {
-	within(t, nil, func(w *world) {
-		const requests = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
-		api := kubetest.StartOn(w, 1, memconn.Listen())
-		w.Cleanup(api.Client().CloseIdleConnections)
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(w)
-		root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().Add(1000 * time.Hour)})
-		require.NoError(w, err)
-		bundle, err := spiffe.NewBundle(domain, spiffe.BundleContents{X509Authorities: []*x509.Certificate{root.Certificate()}})
-		require.NoError(w, err)
-		run(w.T, func(ctx context.Context) error { // the signer
-			for ctx.Err() == nil {
-				if err := sign(api, requests, root); err != nil {
-					return err
-				}
-				select {
-				case <-ctx.Done():
-				case <-time.After(time.Second):
-				}
-			}
-			return nil
-		})
-		authority, err := ra.New(ra.Config{TrustDomain: domain, Signer: "example.com/mesh", Roots: bundle, APIServer: api.URL(), HTTPClient: api.Client()})
-		require.NoError(w, err)
-		w.stopCA()
-		w.targets = w.targets[:1] // the others have lost their CA
-		w.serveCA(authority)
-		time.Sleep(10 * time.Second)
-		w.lasts(5)
-		api.Faults(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Code: http.StatusServiceUnavailable} })
-		ask := func() {
-			key := must.Get(pki.NewKey(pki.ECDSAP256))(w)
-			csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(web)}}))(w)
-			_, _ = authority.Sign(w.Context(), ca.Request{CSR: csr, ID: web})
-		}
-		for range 15 {
-			ask() // the RA learns of it
-			w.lasts(1)
-		}
-		api.Faults(nil)
-		ask()
-		w.lasts(5)
-		w.expect(map[string]window{"SvidkitStoreAway": minutes(10, 12)})
-	})
-}
-
 // TestPodsWaiting: a pod has no identity, until an operator registers it.
 func TestPodsWaiting(t *testing.T) {
 	within(t, func(c *ca.Config) { c.MaxTTL = time.Hour }, func(w *world) {
@@ -537,70 +447,6 @@ func TestPodsWaiting(t *testing.T) {
 type later struct{ error }
 
 func (later) Retryable() (time.Duration, bool) { return 0, true }
-
-// sign answers the requests that are approved.
-func sign(api *kubetest.Server, requests string, root *pki.Issuer) error {
-	resp, err := api.Client().Get(api.URL() + requests)
-	if err != nil {
-		return nil // it is away
-	}
-	defer resp.Body.Close()
-	var list struct {
-		Items []struct {
-			APIVersion string         `json:"apiVersion"`
-			Kind       string         `json:"kind"`
-			Metadata   map[string]any `json:"metadata"`
-			Spec       map[string]any `json:"spec"`
-			Status     struct {
-				Conditions  []any  `json:"conditions,omitempty"`
-				Certificate []byte `json:"certificate,omitempty"`
-			} `json:"status"`
-		} `json:"items"`
-	}
-	_ = json.NewDecoder(resp.Body).Decode(&list) // nothing while it is away
-	for _, o := range list.Items {
-		if len(o.Status.Conditions) == 0 || o.Status.Certificate != nil {
-			continue
-		}
-		request, err := base64.StdEncoding.DecodeString(o.Spec["request"].(string))
-		if err != nil {
-			return err
-		}
-		block, _ := pem.Decode(request)
-		csr, err := x509.ParseCertificateRequest(block.Bytes)
-		if err != nil {
-			return err
-		}
-		id, err := spiffe.ParseID(csr.URIs[0].String())
-		if err != nil {
-			return err
-		}
-		leaf, err := root.Issue(pki.CertificateOptions{PublicKey: csr.PublicKey, SANs: []pki.SAN{pki.IDSAN(id)}, NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)})
-		if err != nil {
-			return err
-		}
-		o.Status.Certificate = pki.MarshalCertificatesPEM(leaf)
-		o.APIVersion, o.Kind = "certificates.k8s.io/v1", "CertificateSigningRequest"
-		api.Put(requests+"/"+o.Metadata["name"].(string), o)
-	}
-	return nil
-}
-
-// TestRenewsEarly: an agent that renews early, when three quarters of the life are left, cannot for a third of the life.
-func TestRenewsEarly(t *testing.T) {
-	within(t, nil, func(w *world) {
-		manager := must.Get(secretcache.New(secretcache.Config{ID: web, CA: w.issuer, GraceRatio: 0.75}))(w)
-		run(w.T, manager.Run)
-		h := must.Get(health.New(health.Part{Name: "identity", Source: manager}))(w)
-		w.targets = []target{handled("svidkit-early", h)}
-		w.lasts(2)
-		w.issuer.away.Store(true)
-		w.lasts(13)
-		w.issuer.away.Store(false)
-		w.lasts(3)
-		w.expect(map[string]window{"SvidkitRenewalFailing": minutes(9, 14)}) // a random part of the life earlier
-	})
-}
 
 // demo is a program of the folder examples as prometheus.yaml has it.
 type demo struct {

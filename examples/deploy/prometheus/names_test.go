@@ -63,7 +63,6 @@ func TestPromtool(t *testing.T) {
 
 // left are metrics that are neither on a dashboard nor in a rule, with the reason.
 var left = map[string]string{
-	"svidkit_bundle_refresh_hint_seconds":                "a setting",
 	"svidkit_federation_bundle_present":                  "the part is not ready without, and fresh is on the dashboard",
 	"svidkit_workloadapi_identity_end_timestamp_seconds": "the same as svidkit_identity_end_timestamp_seconds",
 }
@@ -241,8 +240,7 @@ func (r *recording) scrape(targets ...target) {
 			continue
 		}
 		add("up{"+labels+"}", "1")
-		text, err := metricstest.Parse(page)
-		require.NoError(r.t, err)
+		text := must.Get(metricstest.Parse(page))(r.t)
 		for key, v := range text.Samples {
 			name, more, some := strings.Cut(strings.TrimSuffix(key, "}"), "{")
 			if some {

@@ -85,8 +85,7 @@ func open(t *testing.T, address string) *tab {
 		port, _, _ = strings.Cut(string(b), "\n")
 		return err == nil && port != ""
 	}, time.Minute, 10*time.Millisecond, "Chromium does not start")
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://127.0.0.1:"+port+"/json/new?about:blank", nil)
-	require.NoError(t, err)
+	r := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPut, "http://127.0.0.1:"+port+"/json/new?about:blank", nil))(t)
 	resp := must.Get(http.DefaultClient.Do(r))(t)
 	defer resp.Body.Close()
 	var target struct {
@@ -127,11 +126,9 @@ func (b *tab) call(method string, params any) (result json.RawMessage) {
 	frame := []byte{0x81, 0x80 | 127}
 	frame = binary.BigEndian.AppendUint64(frame, uint64(len(message)))
 	frame = append(append(frame, 0, 0, 0, 0), message...) // masked with zeros
-	_, err = b.conn.Write(frame)
-	require.NoError(b.t, err)
+	require.NoError(b.t, must.Err(b.conn.Write(frame)))
 	for {
-		message, err := b.receive()
-		require.NoError(b.t, err, method)
+		message := must.Get(b.receive())(b.t, method)
 		var answer struct {
 			ID     int
 			Result json.RawMessage

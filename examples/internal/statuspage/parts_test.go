@@ -8,14 +8,10 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/hex"
-	"errors"
 	"io"
 	"log"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -32,19 +28,9 @@ import (
 	"github.com/svidkit/svidkit/internal/test/wire/envoysds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
-	"github.com/svidkit/svidkit/sds/sdssource"
-	"github.com/svidkit/svidkit/sds/xdsproxy"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/federation"
-	"github.com/svidkit/svidkit/spiffe/filesink"
-	"github.com/svidkit/svidkit/spiffe/filesource"
-	"github.com/svidkit/svidkit/spiffe/health"
-	"github.com/svidkit/svidkit/spiffe/source"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
-	"github.com/svidkit/svidkit/spiffe/spiffetest/federationtest"
-	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
-	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
 // secrets are what no page may have.
@@ -185,150 +171,4 @@ func TestManager(t *testing.T) {
 	require.Len(t, s.Problems.Rows, 1)
 	assert.Equal(t, "spiffe://example.org/late", s.Problems.Rows[0].What)
 	keys.absent(t, h)
-}
-
-// A default identity that is no SVID has its roots as well.
-func TestManagerOfCredential(t *testing.T) {
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "example.org")
-	m, err := secretcache.New(secretcache.Config{Expect: pki.ExpectDNSName(spiffe.MustParseTrustDomain("example.org"), "web.example.org"), CA: ca})
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = m.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
-	require.Eventually(t, func() bool { return !m.Report().Upstreams[0].LastSuccess.IsZero() }, time.Minute, time.Millisecond)
-	s := read(t, newPage(t, statuspage.Part{Name: "identity", Source: m}))
-	require.Len(t, s.Identities.Rows, 1)
-	assert.Equal(t, "default", s.Identities.Rows[0].Name)
-	assert.Len(t, s.Roots.Rows, 1)
-}
-
-func TestSources(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	var keys secrets
-	ca := spiffetest.NewCA(t, "example.org")
-	svid := ca.SVID("/files")
-	certs, key := must.Get2(svid.MarshalPEM())(t)
-	keys.add(t, svid.Signer())
-	dir := t.TempDir()
-	write := func(name string, b []byte) string {
-		path := filepath.Join(dir, name)
-		require.NoError(t, os.WriteFile(path, b, 0o600))
-		return path
-	}
-	certFile, keyFile, rootFile := write("cert.pem", certs), write("key.pem", key), write("root.pem", ca.Bundle().MarshalPEM())
-
-	api := workloadapitest.NewServer(t, ca, "/workload")
-	agent := must.Get(workloadapi.Start(t.Context(), api.Config()))(t)
-	t.Cleanup(func() { require.NoError(t, agent.Close()) })
-	workload := must.Get(agent.SVID())(t)
-	keys.add(t, workload.Signer())
-
-	files := must.Get(filesource.Start(t.Context(), filesource.Config{
-		CertFile: certFile, KeyFile: keyFile, Bundles: []filesource.BundleFile{{Path: rootFile, TrustDomain: ca.Bundle().TrustDomain()}},
-	}))(t)
-	t.Cleanup(func() { require.NoError(t, files.Close()) })
-
-	sink := must.Get(filesink.Start(t.Context(), filesink.Config{Source: agent, Dir: t.TempDir()}))(t)
-	t.Cleanup(func() { require.NoError(t, sink.Close()) })
-
-	named := must.Get(sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}}))(t)
-	go func() { _ = named.Run(context.Background()) }()
-	t.Cleanup(func() { require.NoError(t, named.Close()) })
-	for _, name := range []string{"file-cert:" + certFile + "~" + keyFile, "file-root:" + rootFile} {
-		must.Get(named.GenerateSecret(t.Context(), name))(t)
-	}
-
-	partner := federationtest.NewEndpoint(t, spiffetest.NewCA(t, "partner.test"))
-	partners := must.Get(federation.Start(t.Context(), federation.Config{
-		Relationships: []federation.Relationship{partner.Relationship()}, DialContext: federationtest.Dial(partner),
-	}))(t)
-	t.Cleanup(func() { require.NoError(t, partners.Close()) })
-
-	lastGood, err := source.NewLastGood(source.LastGoodConfig{Source: agent, Dir: filepath.Join(t.TempDir(), "last"), MaxAge: time.Hour, Identity: true})
-	require.NoError(t, err)
-	fixture := ca.Source("/fixture")
-	own := must.Get(fixture.SVID())(t)
-	keys.add(t, own.Signer())
-
-	const token = "sesame-sesame-sesame-sesame"
-	keys.all = append(keys.all, token)
-	control, address := http2(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/grpc")
-		w.Header().Set("Grpc-Status", "7")
-		w.Header().Set("Grpc-Message", "refused: "+r.Header.Get("Authorization"))
-	}))
-	proxy := must.Get(xdsproxy.NewHandler(xdsproxy.Config{
-		URL: address, HTTPClient: control, AllowPlaintext: true, Token: func(context.Context) (string, error) { return token, nil },
-	}))(t)
-	t.Cleanup(func() { require.NoError(t, proxy.Close()) })
-	stream, _ := discovery(t, proxy, "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources", &envoysds.DiscoveryRequest{})
-	require.Error(t, must.Err(stream.Receive()))
-
-	h := newPage(t,
-		statuspage.Part{Name: "agent", Source: agent},
-		statuspage.Part{Name: "files", Source: files},
-		statuspage.Part{Name: "sink", Source: sink},
-		statuspage.Part{Name: "named", Source: named},
-		statuspage.Part{Name: "federation", Source: partners},
-		statuspage.Part{Name: "last good", Source: lastGood},
-		statuspage.Part{Name: "fixture", Source: health.FromSources(fixture, fixture)},
-		statuspage.Part{Name: "bundle", Source: health.FromSources(nil, ca.Bundle())},
-		statuspage.Part{Name: "svid", Source: health.FromSources(svid, nil)},
-		statuspage.Part{Name: "xds", Source: proxy},
-	)
-	s := read(t, h)
-	states := map[string]string{}
-	for _, i := range s.Identities.Rows {
-		states[i.Part+" "+i.Name] = i.State
-	}
-	assert.Equal(t, map[string]string{
-		"agent spiffe://example.org/workload":         "valid",
-		"files spiffe://example.org/files":            "valid",
-		"sink spiffe://example.org/workload":          "valid",
-		"named file-cert:" + certFile + "~" + keyFile: "valid",
-		"last good spiffe://example.org/workload":     "valid",
-		"fixture spiffe://example.org/fixture":        "valid",
-		"svid spiffe://example.org/files":             "valid",
-	}, states)
-	upstreams := map[string]string{}
-	for _, u := range s.Upstreams.Rows {
-		if u.Part == "files" {
-			assert.Equal(t, certFile, u.Name, "what to renew")
-		}
-		upstreams[u.Part] += u.State + " "
-	}
-	assert.Equal(t, map[string]string{
-		"agent": "ok ", "files": "ok ", "sink": "ok ", "named": "ok ok ", "federation": "ok ", "last good": "waiting ", "xds": "failing ",
-	}, upstreams)
-	froms := map[string][]string{}
-	for _, r := range s.Roots.Rows {
-		froms[r.TrustDomain+" "+r.Kind] = r.From
-	}
-	assert.Contains(t, froms["partner.test X.509"][0], "federation (https://")
-	assert.Subset(t, froms["example.org X.509"], []string{"agent (" + api.Config().Address + ")", "files", "fixture", "bundle", "last good"})
-	require.Len(t, s.Problems.Rows, 1)
-	assert.Contains(t, s.Problems.Rows[0].Error, "permission_denied: refused: Bearer [redacted]")
-	keys.absent(t, h)
-
-	// Each of them fails.
-	fixture.Fail(errors.New("withdrawn"))
-	partner.Garble()
-	write("cert.pem", []byte("garbage"))
-	write("root.pem", []byte("garbage"))
-	api.Deny()
-	api.Rotate()
-	require.Eventually(t, func() bool {
-		parts := map[string]bool{}
-		for _, p := range read(t, h).Problems.Rows {
-			parts[p.Part] = true
-		}
-		return parts["fixture"] && parts["files"] && parts["named"] && parts["xds"]
-	}, time.Minute, 100*time.Millisecond)
-	keys.absent(t, h)
-	assert.True(t, slices.ContainsFunc(read(t, h).Identities.Rows, func(i identity) bool {
-		return i.Part == "files" && i.State == "valid"
-	}), "the last good one stays")
 }

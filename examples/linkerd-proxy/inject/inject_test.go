@@ -711,8 +711,7 @@ func TestManyValues(t *testing.T) {
 }
 
 func FuzzInject(f *testing.F) {
-	in, err := inject.New(inject.Config{Mesh: mesh, TrustAnchors: anchors(f), TokenAudience: "identity.l5d.io"})
-	require.NoError(f, err)
+	in := must.Get(inject.New(inject.Config{Mesh: mesh, TrustAnchors: anchors(f), TokenAudience: "identity.l5d.io"}))(f)
 	f.Add(read(f, "pod.json"))
 	f.Add([]byte(`{"apiVersion":"apps/v1","kind":"Deployment","metadata":null,"spec":{"template":{"metadata":null,` + spec + `}}}`))
 	f.Add([]byte(`{"apiVersion":"v1","kind":"Pod","spec":{"volumes":null,"containers":[{"name":"linkerd-proxy","env":null,"volumeMounts":[null]}]}}`))

@@ -34,8 +34,7 @@ var (
 // destinations is a client of d.
 func destinations(t *testing.T, d *meshtest.Destination, id *linkerdproxy.Identity) *linkerdproxy.Destinations {
 	t.Helper()
-	out, err := linkerdproxy.NewDestinations(t.Context(), id, d.Service, slog.New(slog.NewTextHandler(t.Output(), nil)))
-	require.NoError(t, err)
+	out := must.Get(linkerdproxy.NewDestinations(t.Context(), id, d.Service, slog.New(slog.NewTextHandler(t.Output(), nil))))(t)
 	return out
 }
 
@@ -92,8 +91,7 @@ func TestDestinationUpdates(t *testing.T) {
 	d.Push(app, meshtest.Added(without)) // its server has lost its identity
 	has(t, client, app, one, without)
 	d.Push(app, meshtest.Removed(one.Addr, two.Addr))
-	err := hasNone(t, client, app, "no endpoints")
-	require.NotErrorIs(t, err, fs.ErrNotExist)
+	require.NotErrorIs(t, hasNone(t, client, app, "no endpoints"), fs.ErrNotExist)
 	d.Push(app, meshtest.Added(one))
 	has(t, client, app, one)
 	d.Push(app, meshtest.None(true))
@@ -249,8 +247,7 @@ func TestDestinationIdentity(t *testing.T) {
 	assert.Equal(t, []meshtest.Ask{{Scheme: "k8s", Authority: app, Client: voting}}, d.Asked())
 
 	own := must.Get(id.Credential())(t)
-	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{*own.TLSCertificate()}})
-	require.NoError(t, err)
+	l := must.Get(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{*own.TLSCertificate()}}))(t)
 	defer l.Close()
 	got := make(chan int, 100)
 	go func() {
@@ -264,9 +261,8 @@ func TestDestinationIdentity(t *testing.T) {
 			_ = c.Close()
 		}
 	}()
-	rogue, err := linkerdproxy.NewDestinations(t.Context(), id,
-		linkerdproxy.Service{Addr: fmt.Sprintf("0.0.0.0:%d", l.Addr().(*net.TCPAddr).Port), Name: meshtest.DestinationName}, nil)
-	require.NoError(t, err)
+	rogue := must.Get(linkerdproxy.NewDestinations(t.Context(), id,
+		linkerdproxy.Service{Addr: fmt.Sprintf("0.0.0.0:%d", l.Addr().(*net.TCPAddr).Port), Name: meshtest.DestinationName}, nil))(t)
 	unanswered(t, rogue, app, "and not for \""+meshtest.DestinationName+`"`)
 	assert.Zero(t, <-got, "nothing is asked of another workload")
 	other := meshtest.New(t, meshtest.Options{Life: time.Hour})

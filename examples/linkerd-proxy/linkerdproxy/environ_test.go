@@ -193,8 +193,7 @@ func TestEnvironRefuses(t *testing.T) {
 	}
 
 	var log bytes.Buffer
-	e, err := linkerdproxy.FromEnviron(append(good, p+"TOKENFILE=/x", p+"MIN_REFRESH=0"), slog.New(slog.NewTextHandler(&log, nil)))
-	require.NoError(t, err)
+	e := must.Get(linkerdproxy.FromEnviron(append(good, p+"TOKENFILE=/x", p+"MIN_REFRESH=0"), slog.New(slog.NewTextHandler(&log, nil))))(t)
 	assert.Contains(t, log.String(), p+"TOKENFILE")
 	assert.Equal(t, time.Second, e.MinRefresh, "no bound is not the default, and no tight loop")
 }

@@ -54,7 +54,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -149,7 +148,6 @@ type Identity struct {
 	td      spiffe.TrustDomain
 	bundles *spiffe.BundleSet // the trust anchors
 	manager *secretcache.Manager
-	conns   io.Closer // of the certifier's client; nil for none
 	life    lifecycle.Life
 
 	mu    sync.Mutex
@@ -230,7 +228,7 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 		if err != nil {
 			return nil, err
 		}
-		service, id.conns = client, client
+		service = client
 	}
 	want := pki.ExpectDNSName(td, cfg.Name)
 	ca, err := caclient.New(service, &caclient.Options{Timeout: callTimeout, Expect: want})
@@ -402,9 +400,6 @@ func (id *Identity) Run(ctx context.Context) error {
 func (id *Identity) run(ctx context.Context) error {
 	if err := id.prepare(); err != nil {
 		return err
-	}
-	if id.conns != nil {
-		defer id.conns.Close()
 	}
 	return id.manager.Run(ctx)
 }

@@ -164,8 +164,7 @@ func TestNoMinRefresh(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newService(t, life)
-				e, err := linkerdproxy.FromEnviron(change(seed(t, s), "LINKERD2_PROXY_IDENTITY_MIN_REFRESH=0"), nil)
-				require.NoError(t, err)
+				e := must.Get(linkerdproxy.FromEnviron(change(seed(t, s), "LINKERD2_PROXY_IDENTITY_MIN_REFRESH=0"), nil))(t)
 				cfg := config(t, e.Name, s.ca.Bundle().MarshalPEM())
 				cfg.MinRefresh, cfg.MaxRefresh = e.MinRefresh, e.MaxRefresh
 				id := must.Get(linkerdproxy.NewWith(cfg, s))(t)
@@ -188,8 +187,8 @@ func TestNoMinRefresh(t *testing.T) {
 	}
 }
 
-// Nothing is left of the connection to the certifier once the identity is closed, or has ended.
-func TestCloseConnections(t *testing.T) {
+// Nothing is left of the connection to the certifier once the proxy is certified.
+func TestNoConnectionIsKept(t *testing.T) {
 	t.Parallel()
 	for _, plaintext := range []bool{false, true} {
 		c := meshtest.New(t, meshtest.Options{Life: time.Hour, Plaintext: plaintext})
@@ -197,19 +196,8 @@ func TestCloseConnections(t *testing.T) {
 		id, err := linkerdproxy.Start(ctx, c.Config(t, web))
 		cancel()
 		require.NoError(t, err)
-		assert.Positive(t, c.Open(), "a connection is kept")
+		eventually(t, func() bool { return c.Open() == 0 }, "the end of the connections to the certifier")
 		require.NoError(t, id.Close())
-		eventually(t, func() bool { return c.Open() == 0 }, "the end of the connections to the certifier")
-
-		id = must.Get(linkerdproxy.New(c.Config(t, web)))(t)
-		ctx, cancel = context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- id.Run(ctx) }()
-		require.NoError(t, id.Ready(t.Context()))
-		assert.Positive(t, c.Open())
-		cancel()
-		require.NoError(t, <-done)
-		eventually(t, func() bool { return c.Open() == 0 }, "the end of the connections to the certifier")
 	}
 }
 
@@ -394,8 +382,7 @@ func TestNewRefuses(t *testing.T) {
 		c.edit(&cfg)
 		require.ErrorContains(t, must.Err(linkerdproxy.New(cfg)), c.want, name)
 	}
-	_, err := linkerdproxy.New(linkerdproxy.Config{Name: "web"})
-	require.ErrorContains(t, err, "is not SERVICEACCOUNT.NAMESPACE")
+	require.ErrorContains(t, must.Err(linkerdproxy.New(linkerdproxy.Config{Name: "web"})), "is not SERVICEACCOUNT.NAMESPACE")
 	for _, addr := range []string{"linkerd-identity", "linkerd-identity.linkerd.svc.cluster.local.:8080", "10.0.0.1", "[fd00::1]:8080", "fd00::1"} {
 		cfg := config(t, web, anchors)
 		cfg.Certifier.Addr = addr

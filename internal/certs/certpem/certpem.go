@@ -86,14 +86,10 @@ func checkHeaders(data []byte) error {
 	}
 }
 
-// Each calls read for the contents of each block of data, as [Read] returns them. All blocks must have type typ and,
-// unless they are certificates, no headers. Input without a block is an error. Errors call a block noun.
-func Each(data []byte, typ, noun string, limit int, read func(der []byte) error) error {
-	return each(data, typ, noun, limit, read, nil)
-}
-
-// each is Each, but passes over blocks whose type skip accepts.
-func each(data []byte, typ, noun string, limit int, read func(der []byte) error, skip func(typ string) bool) error {
+// Each calls read for the contents of each block of data, as [Read] returns them, except blocks whose type skip
+// accepts, if it is not nil. All other blocks must have type typ and, unless they are certificates, no headers. Input
+// without such a block is an error. Errors call a block noun.
+func Each(data []byte, typ, noun string, limit int, skip func(typ string) bool, read func(der []byte) error) error {
 	blocks, err := Read(data, limit)
 	if err != nil {
 		return err
@@ -130,7 +126,7 @@ func Roots(data []byte, use func(c *x509.Certificate) error, skip func(err error
 	err error) {
 	var first error
 	n := 0
-	err = Each(data, certificate, "certificate", MaxCertificates, func(der []byte) error {
+	err = Each(data, certificate, "certificate", MaxCertificates, nil, func(der []byte) error {
 		n++
 		c, err := x509.ParseCertificate(der)
 		if err == nil {
@@ -173,11 +169,11 @@ func CertificatesAmongKeys(data []byte) ([]*x509.Certificate, error) {
 }
 
 func certificates(data []byte, skip func(typ string) bool) (certs []*x509.Certificate, err error) {
-	err = each(data, certificate, "certificate", MaxCertificates, func(der []byte) error {
+	err = Each(data, certificate, "certificate", MaxCertificates, skip, func(der []byte) error {
 		c, err := x509.ParseCertificate(der)
 		certs = append(certs, c)
 		return err
-	}, skip)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +191,7 @@ func EncodeCertificates(certs []*x509.Certificate) []byte {
 
 // PublicKey parses the one public key in data, a PUBLIC KEY block, and checks it by [CheckKey].
 func PublicKey(data []byte) (key crypto.PublicKey, err error) {
-	return key, Each(data, "PUBLIC KEY", "public key", 1, func(der []byte) error {
+	return key, Each(data, "PUBLIC KEY", "public key", 1, nil, func(der []byte) error {
 		if key, err = x509.ParsePKIXPublicKey(der); err != nil {
 			return errors.New("it cannot be read")
 		}
@@ -253,17 +249,17 @@ func isKey(typ string) bool {
 
 // PrivateKeyDER parses a private key in DER, in any form that a PEM block may have.
 func PrivateKeyDER(der []byte) (crypto.Signer, error) {
-	key, first := readKey(der, x509.ParsePKCS8PrivateKey)
-	if first == nil {
-		return key, nil
-	}
+	var first error
 	for _, parse := range []func(der []byte) (any, error){
+		x509.ParsePKCS8PrivateKey,
 		func(der []byte) (any, error) { return x509.ParseECPrivateKey(der) },
 		func(der []byte) (any, error) { return x509.ParsePKCS1PrivateKey(der) },
 	} {
-		if key, err := readKey(der, parse); err == nil || errors.Is(err, ErrWeakKey) {
+		key, err := readKey(der, parse)
+		if err == nil || errors.Is(err, ErrWeakKey) {
 			return key, err
 		}
+		first = cmp.Or(first, err)
 	}
 	return nil, first
 }
@@ -275,8 +271,9 @@ func readKey(der []byte, parse func([]byte) (any, error)) (crypto.Signer, error)
 	if len(der) > MaxKey {
 		return nil, fmt.Errorf("private key of %d bytes, the limit is %d: %w", len(der), MaxKey, ErrTooLarge)
 	}
-	if err := whole(der); err != nil {
-		return nil, err
+	var value asn1.RawValue
+	if rest, err := asn1.Unmarshal(der, &value); err != nil || len(rest) > 0 { // which some parsers ignore
+		return nil, errors.New("the private key is not one value in DER")
 	}
 	k, err := parse(der)
 	if err != nil {
@@ -301,19 +298,6 @@ func Short(err error) error {
 	return err
 }
 
-// whole refuses bytes after the DER value, which some parsers of crypto/x509 ignore.
-func whole(der []byte) error {
-	var v asn1.RawValue
-	rest, err := asn1.Unmarshal(der, &v)
-	if err != nil {
-		return errors.New("not DER")
-	}
-	if len(rest) > 0 {
-		return fmt.Errorf("%d bytes after the private key", len(rest))
-	}
-	return nil
-}
-
 // EncodePrivateKey returns key as an unencrypted PRIVATE KEY block (PKCS#8). A key in hardware cannot be exported and
 // gives an error.
 func EncodePrivateKey(key crypto.Signer) ([]byte, error) {
@@ -331,20 +315,17 @@ func TraditionalKey(block []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	typ, der := "", []byte(nil)
+	b := &pem.Block{}
 	switch k := key.(type) {
 	case *rsa.PrivateKey:
-		typ, der = "RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(k)
+		b.Type, b.Bytes = "RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(k)
 	case *ecdsa.PrivateKey:
-		typ = "EC PRIVATE KEY"
-		der, err = x509.MarshalECPrivateKey(k)
+		b.Type = "EC PRIVATE KEY"
+		b.Bytes, err = x509.MarshalECPrivateKey(k)
 	default:
 		return block, nil
 	}
-	if err != nil {
-		return nil, fmt.Errorf("a key of type %T cannot be exported", key)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: typ, Bytes: der}), nil
+	return pem.EncodeToMemory(b), err
 }
 
 // label returns the label of a block for an error. It quotes only usual labels: a server that was sent a token could

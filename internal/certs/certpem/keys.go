@@ -23,7 +23,7 @@ const (
 	minRSAExponent = 1<<16 + 1
 )
 
-// CheckKey is pki.CheckPublicKey without the package name, for errors that already have one.
+// CheckKey refuses the keys that [ErrWeakKey] names.
 func CheckKey(pub crypto.PublicKey) error {
 	switch pub := pub.(type) {
 	case *rsa.PublicKey:

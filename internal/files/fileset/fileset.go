@@ -85,8 +85,7 @@ type Folder struct {
 	root   *os.Root
 	disk   disk.Disk
 	lock   *os.File
-	unsure bool                    // the last write may not be durable
-	step   func(name string) error // called before each step by tests; nil otherwise
+	unsure bool // the last write may not be durable
 }
 
 // Open opens a directory, which it makes with mode 0755 if it is missing. It finishes a set that an earlier process
@@ -135,34 +134,17 @@ func openRoot(path string, o Options, open func(string, private.Options) (*os.Ro
 
 // takeLock locks a file that only this user can open. Any process that can open a file can hold its lock forever.
 func (f *Folder) takeLock() (err error) {
-	f.lock, err = openLock(f.root)
-	if err != nil {
+	if f.lock, err = f.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return err
 	}
-	got, err := flock.TryLock(f.lock)
-	end := time.Now().Add(lockWait)
-	for ; err == nil && !got && time.Now().Before(end); got, err = flock.TryLock(f.lock) {
-		time.Sleep(lockWait / 50)
-	}
-	switch {
-	case err != nil && f.o.Plain: // not all file systems can
-		return nil
-	case err == nil && !got:
+	got, err := flock.TryLockFor(f.lock, lockWait)
+	if err == nil && !got {
 		return fmt.Errorf("another program writes to %s", f.path)
 	}
+	if f.o.Plain { // not all file systems can
+		return nil
+	}
 	return err
-}
-
-// openLock opens or makes the lock file of a directory. Only this user can open it.
-func openLock(root *os.Root) (*os.File, error) {
-	f, err := root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if info, err := f.Stat(); err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o077 != 0 {
-		_ = f.Chmod(0o600) // of another make
-	}
-	return f, nil
 }
 
 // Close closes the directory. The files stay.
@@ -213,7 +195,7 @@ func (f *Folder) Write(files map[string]File) (changed bool, err error) {
 		return false, err
 	}
 	if f.o.Plain {
-		err = f.rename(version, nextFolder)
+		err = f.disk.Rename(f.root, version, nextFolder)
 	} else {
 		err = f.link(version, currentLink)
 	}
@@ -300,9 +282,6 @@ func (f *Folder) writeVersion(version string, files map[string]File) error {
 		return f.named("", err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if err := f.before("write " + name); err != nil {
-			return err
-		}
 		if err := create(f.disk, f.root, filepath.Join(version, name), files[name]); err != nil {
 			return f.named(name, err)
 		}
@@ -339,7 +318,7 @@ func (f *Folder) link(target, name string) error {
 	if err := f.disk.Symlink(f.root, target, draft); err != nil {
 		return f.named(name, err)
 	}
-	if err := f.rename(draft, name); err != nil {
+	if err := f.disk.Rename(f.root, draft, name); err != nil {
 		return errors.Join(err, f.disk.Remove(f.root, draft))
 	}
 	return nil
@@ -373,7 +352,7 @@ func (f *Folder) finish() error {
 	order := func(e fs.DirEntry) int { return slices.Index(f.o.Last, e.Name()) } // -1 for the others, which are sorted
 	slices.SortStableFunc(entries, func(a, b fs.DirEntry) int { return cmp.Compare(order(a), order(b)) })
 	for _, entry := range entries {
-		if err := f.rename(filepath.Join(nextFolder, entry.Name()), entry.Name()); err != nil {
+		if err := f.disk.Rename(f.root, filepath.Join(nextFolder, entry.Name()), entry.Name()); err != nil {
 			return err
 		}
 	}
@@ -381,13 +360,6 @@ func (f *Folder) finish() error {
 		return err
 	}
 	return f.disk.Remove(f.root, nextFolder)
-}
-
-func (f *Folder) rename(from, to string) error {
-	if err := f.before("rename to " + to); err != nil {
-		return err
-	}
-	return f.disk.Rename(f.root, from, to)
 }
 
 // named returns err with name instead of a temporary name: programs log a lasting failure once, by its text.
@@ -398,14 +370,6 @@ func (f *Folder) named(name string, err error) error {
 		err = e.Err
 	}
 	return fmt.Errorf("write %s: %w", filepath.Join(f.path, name), err)
-}
-
-// before tells a test which step is next.
-func (f *Folder) before(step string) error {
-	if f.step == nil {
-		return nil
-	}
-	return f.step(step)
 }
 
 // tidy removes links to files that are gone, all versions but the last two, and remains of a crash.

@@ -45,13 +45,13 @@ func TestCrash(t *testing.T) {
 	if dir := os.Getenv(crashDir); dir != "" {
 		plain, at, _ := strings.Cut(os.Getenv(crashStep), ":")
 		f := open(t, dir, plain == "true")
-		f.step = func(step string) error {
+		f.disk = stepping{f.disk, func(step string) error {
 			if step == at {
 				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 				select {}
 			}
 			return nil
-		}
+		}}
 		_, _ = f.Write(set(2))
 		t.Fatal("still alive")
 	}

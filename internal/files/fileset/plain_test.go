@@ -20,8 +20,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/files/disk"
 	"github.com/svidkit/svidkit/internal/files/flock"
 	"github.com/svidkit/svidkit/internal/files/follow"
+	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
@@ -132,16 +134,36 @@ func TestLayoutChange(t *testing.T) {
 	require.Equal(t, all(4), versions(t, dir))
 }
 
+// stepping is a disk that calls step before a file is made or renamed.
+type stepping struct {
+	disk.Disk
+	step func(string) error
+}
+
+func (d stepping) Create(root *os.Root, name string) (disk.File, error) {
+	if err := d.step("write " + filepath.Base(name)); err != nil {
+		return nil, err
+	}
+	return d.Disk.Create(root, name)
+}
+
+func (d stepping) Rename(root *os.Root, from, to string) error {
+	if err := d.step("rename to " + to); err != nil {
+		return err
+	}
+	return d.Disk.Rename(root, from, to)
+}
+
 // steps returns the names of the steps of a second write.
 func steps(t testing.TB, plain bool) (steps []string) {
 	t.Helper()
 	f := open(t, t.TempDir(), plain)
 	defer f.Close()
 	write(t, f, 1)
-	f.step = func(step string) error {
+	f.disk = stepping{f.disk, func(step string) error {
 		steps = append(steps, step)
 		return nil
-	}
+	}}
 	write(t, f, 2)
 	return steps
 }
@@ -161,12 +183,12 @@ func TestFailure(t *testing.T) {
 			dir := t.TempDir()
 			f := open(t, dir, plain)
 			write(t, f, 1)
-			f.step = func(step string) error {
+			f.disk = stepping{f.disk, func(step string) error {
 				if step == fault {
 					return syscall.ENOSPC
 				}
 				return nil
-			}
+			}}
 			committed := i > slices.Index(all1, commit)
 			changed, err := f.Write(set(2))
 			require.ErrorIs(t, err, syscall.ENOSPC, fault)
@@ -178,7 +200,7 @@ func TestFailure(t *testing.T) {
 				})
 				require.Len(t, left, map[bool]int{false: 1, true: 0}[plain], "%s: the version in use, if there is one", fault)
 			}
-			f.step = nil
+			f.disk = disk.OS{}
 			must.Get(f.Write(set(3)))(t)
 			require.Equal(t, all(3), versions(t, dir), fault)
 			require.NoError(t, f.Close())
@@ -216,12 +238,12 @@ func TestPlainReaders(t *testing.T) {
 	const still = 80 * time.Millisecond
 	var began atomic.Pointer[time.Time] // the moves
 	var stalled atomic.Bool
-	f.step = func(step string) error {
+	f.disk = stepping{f.disk, func(step string) error {
 		if now := time.Now(); step == "rename to roots" {
 			began.Store(&now)
 		}
 		return nil
-	}
+	}}
 	var read, mixed, taken atomic.Int64
 	var last atomic.Int64
 	for range 2 {
@@ -261,7 +283,9 @@ func TestPlainReaders(t *testing.T) {
 		taken.Add(1)
 		last.Store(int64(n))
 		return err
-	}, nil)
+	}, &follow.Options{Open: func(path string) (*os.File, error) {
+		return private.OpenFile(path, os.O_RDONLY, private.Options{})
+	}})
 	require.NoError(t, follower.Read(ctx))
 	readers.Go(func() { _ = follower.Run(ctx) })
 

@@ -1,7 +1,7 @@
 // Package follow reads a set of small files, such as a certificate with its key and its roots, and reads them again
 // when they change.
 //
-//	f := follow.New([]string{"/certs/tls.crt", "/certs/tls.key"}, take, nil)
+//	f := follow.New([]string{"/certs/tls.crt", "/certs/tls.key"}, take, &follow.Options{Open: open})
 //	if err := f.Read(ctx); err != nil { … }
 //	go f.Run(ctx) // in a group that waits for it
 //
@@ -27,7 +27,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -39,7 +38,10 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/renew"
 )
 
 const (
@@ -54,14 +56,13 @@ const (
 	retryAfter = time.Minute
 )
 
-// Options changes how a [Follower] works. The zero value has the defaults.
+// Options says how a [Follower] works. Open or FS is required.
 type Options struct {
-	// FS has the files; nil means the file system of the host, with its notifications. Another FS has none, and is
-	// polled.
+	// FS has the files; nil means the file system of the host, with its notifications. An FS has none, and is polled.
 	FS fs.FS
 
-	// Open opens a file of the host; nil means [os.Open]. The caller can check a file's owner here. It must not wait
-	// for a pipe.
+	// Open opens a file of the host, unless FS is set. It checks who owns the file, and refuses one that is not
+	// regular, because a pipe would block its reader.
 	Open func(path string) (*os.File, error)
 
 	// MaxSize is how many bytes a file may have; 0 means 1 MiB. MaxTotal is how many all of them may have together,
@@ -107,11 +108,8 @@ type Follower struct {
 type digest = [sha256.Size]byte
 
 // New returns a Follower of the files at paths. It reads nothing. The function take is called by one goroutine at a
-// time, with all files that exist (see Options.Each), and owns them. A nil o is the same as zero Options.
+// time, with all files that exist (see Options.Each), and owns them.
 func New(paths []string, take func(context.Context, Files) error, o *Options) *Follower {
-	if o == nil {
-		o = &Options{}
-	}
 	f := &Follower{paths: slices.Clone(paths), take: take, o: *o, wake: make(chan struct{}, 1)}
 	f.o.Poll, f.o.MaxSize, f.o.MaxTotal = cmp.Or(f.o.Poll, defaultPoll), cmp.Or(f.o.MaxSize, usualSize),
 		cmp.Or(f.o.MaxTotal, math.MaxInt64)
@@ -152,8 +150,8 @@ func (f *Follower) Read(ctx context.Context) error {
 			break
 		}
 		files, sum, err = again, next, nextErr
-		if !sleep(ctx, settle) {
-			return context.Cause(ctx)
+		if err := renew.Sleep(ctx, settle); err != nil {
+			return err
 		}
 	}
 	if ctx.Err() != nil {
@@ -267,65 +265,41 @@ func (f *Follower) note(err error) {
 	}
 }
 
-// read reads all files. The sum covers the paths, the contents, which files exist, and the error.
+// read reads all files. The sum covers the paths, the contents, which files exist, and the errors.
 func (f *Follower) read() (Files, digest, error) {
-	files, h := Files{}, sha256.New()
-	var all error
+	all, h := Files{}, sha256.New()
+	var refused error
 	var total int64
-	told := map[string]bool{}
-	paths := f.current()
-	for _, path := range paths {
+	for _, path := range f.current() {
 		file, err := f.readOne(path)
 		size := int64(len(file.Data))
 		switch {
+		case err == nil:
+			total += size - int64(len(all[path].Data)) // a path may be there twice
+			all[path] = file
+			total -= all.leaveOut(total - f.o.MaxTotal)
 		case errors.Is(err, fs.ErrNotExist):
 			size = -1
-			if f.o.Each {
-				files[path] = File{Err: err}
-			}
-		case err != nil:
-			size = -2
-			if f.o.Each {
-				files[path] = File{Err: err}
-				file.Data = []byte(err.Error()) // for the sum
-				break
-			}
-			switch text := err.Error(); { // one line: the directory may be what is wrong with all of them
-			case all == nil:
-				all = err
-			case !told[text]:
-				all = fmt.Errorf("%w; %w", all, err)
-			}
-			told[err.Error()] = true
 		default:
-			total += size - int64(len(files[path].Data)) // a path may be there twice
-			files[path] = file
-			total -= files.leaveOut(total - f.o.MaxTotal)
+			size = -2
+			file.Data = []byte(err.Error()) // for the sum
+		}
+		if err != nil && f.o.Each {
+			all[path] = File{Err: err}
+		} else if size == -2 {
+			refused = cmp.Or(refused, err)
 		}
 		h.Write([]byte(path))
 		_ = binary.Write(h, binary.BigEndian, size) // a Hash does not fail
 		h.Write(file.Data)
 	}
-	if all != nil {
-		h.Write([]byte(all.Error()))
-	}
-	return files, digest(h.Sum(nil)), all
+	return all, digest(h.Sum(nil)), refused
 }
 
 func (f *Follower) readOne(path string) (File, error) {
-	stat, open := os.Stat, func(path string) (fs.File, error) { return os.Open(path) }
-	switch {
-	case f.o.FS != nil:
-		stat, open = func(path string) (fs.FileInfo, error) { return fs.Stat(f.o.FS, path) }, f.o.FS.Open
-	case f.o.Open != nil:
-		stat, open = nil, func(path string) (fs.File, error) { return f.o.Open(path) }
-	}
-	if stat != nil {
-		if info, err := stat(path); err != nil {
-			return File{}, err
-		} else if !info.Mode().IsRegular() { // to open a pipe would block
-			return File{}, fmt.Errorf("%s is not a regular file", path)
-		}
+	open := func(path string) (fs.File, error) { return f.o.Open(path) }
+	if f.o.FS != nil {
+		open = f.o.FS.Open
 	}
 	file, err := open(path)
 	if err != nil {
@@ -336,21 +310,15 @@ func (f *Follower) readOne(path string) (File, error) {
 	if err != nil {
 		return File{}, err
 	}
-	data, err := io.ReadAll(io.LimitReader(file, f.o.MaxSize+1))
-	if err != nil {
-		return File{}, err
-	}
-	if int64(len(data)) > f.o.MaxSize {
-		return File{}, fmt.Errorf("%s has more than %d bytes", path, f.o.MaxSize)
-	}
-	return File{Data: data, ModTime: info.ModTime()}, nil
+	data, err := files.ReadAll(file, path, int(f.o.MaxSize))
+	return File{Data: data, Info: info}, err
 }
 
 // File is one file as it was read.
 type File struct {
-	Data    []byte
-	ModTime time.Time
-	Err     error // why it cannot be read, with Options.Each; it names the file
+	Data []byte
+	Info fs.FileInfo
+	Err  error // why it cannot be read, with Options.Each; it names the file
 }
 
 // Files are the files that exist, by path. It is an [fs.FS].
@@ -378,40 +346,27 @@ func (f Files) Open(name string) (fs.File, error) {
 	case file.Err != nil:
 		return nil, file.Err
 	}
-	return &openFile{Reader: bytes.NewReader(file.Data), info: fileInfo{name, file}}, nil
+	return &openFile{bytes.NewReader(file.Data), file.Info}, nil
 }
 
 type openFile struct {
 	*bytes.Reader
-	info fileInfo
+	info fs.FileInfo
 }
 
 func (f *openFile) Stat() (fs.FileInfo, error) { return f.info, nil }
 func (f *openFile) Close() error               { return nil }
-
-type fileInfo struct {
-	name string
-	file File
-}
-
-func (i fileInfo) Name() string       { return filepath.Base(i.name) }
-func (i fileInfo) Size() int64        { return int64(len(i.file.Data)) }
-func (i fileInfo) Mode() fs.FileMode  { return 0o400 }
-func (i fileInfo) ModTime() time.Time { return i.file.ModTime }
-func (i fileInfo) IsDir() bool        { return false }
-func (i fileInfo) Sys() any           { return nil }
 
 // watcher wakes Run. The zero value, for files without notifications, never does.
 type watcher struct {
 	notify *fsnotify.Watcher
 	events <-chan fsnotify.Event
 	errors sync.WaitGroup
-	dirs   map[string]bool
 }
 
 // watch returns a watcher that watches nothing yet. If the system has no room for one, polling remains.
 func (f *Follower) watch() *watcher {
-	w := &watcher{dirs: map[string]bool{}}
+	w := new(watcher)
 	if f.o.FS != nil {
 		return w
 	}
@@ -441,17 +396,13 @@ func (w *watcher) update(paths []string) {
 			dirs[filepath.Dir(real)] = true
 		}
 	}
-	for dir := range w.dirs {
+	for _, dir := range w.notify.WatchList() {
 		if !dirs[dir] {
 			_ = w.notify.Remove(dir) // it may be gone, and its watch with it
-			delete(w.dirs, dir)
 		}
 	}
 	for dir := range dirs {
-		// Adding again does nothing, unless the directory is another one than before.
-		if w.notify.Add(dir) == nil {
-			w.dirs[dir] = true
-		}
+		_ = w.notify.Add(dir) // again does nothing, unless the directory is another one than before
 	}
 }
 
@@ -459,17 +410,5 @@ func (w *watcher) close() {
 	if w.notify != nil {
 		_ = w.notify.Close()
 		w.errors.Wait()
-	}
-}
-
-// sleep reports whether the wait was over before ctx was done.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
 	}
 }

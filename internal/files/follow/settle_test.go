@@ -37,7 +37,7 @@ func TestNotificationIsNoAgreement(t *testing.T) {
 		}
 		last.Store(&have)
 		return nil
-	}, nil)
+	}, &follow.Options{Open: openFile})
 	ctx, cancel := context.WithCancel(t.Context())
 	require.NoError(t, f.Read(ctx))
 	done := make(chan struct{})

@@ -40,5 +40,5 @@ func checkWritable(string, fs.FileInfo, *Options) error { return nil }
 
 func hasOwner(fs.FileInfo) bool { return false }
 
-// syncDir does nothing: these systems keep their own journal of names.
-func syncDir(string) error { return nil }
+// SyncDir does nothing: these systems keep their own journal of names.
+func SyncDir(string) error { return nil }

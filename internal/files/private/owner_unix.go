@@ -137,27 +137,19 @@ func checkOwner(path string, info fs.FileInfo, o *Options) error {
 	if !ok {
 		return fmt.Errorf("%s: %w: its owner is unknown", path, ErrUnsafe)
 	}
-	what := "file"
+	what, command := "file", "chown"
 	switch {
 	case info.IsDir():
 		what = "folder"
 	case info.Mode().Type() == fs.ModeSymlink:
-		what = "link"
+		what, command = "link", "chown -h"
 	}
 	process := "root, as which this process runs"
 	if own != 0 {
 		process = fmt.Sprintf("user %d, as which this process runs, or root", own)
 	}
-	command := "chown"
-	if what == "link" {
-		command = "chown -h"
-	}
-	trust := ""
-	if o.OwnersOption != "" {
-		trust = fmt.Sprintf(", or have the program trust user %d (%s)", owner, o.OwnersOption)
-	}
 	return fmt.Errorf("%s: %w: the %s belongs to user %d and not to %s: start it as user %[4]d, or change the "+
-		"owner; run: %[6]s %d %q%s", path, ErrUnsafe, what, owner, process, command, own, path, trust)
+		"owner; run: %[6]s %d %q", path, ErrUnsafe, what, owner, process, command, own, path)
 }
 
 func checkKeys(path string, info fs.FileInfo) error {
@@ -208,10 +200,7 @@ func checkWritable(path string, info fs.FileInfo, o *Options) error {
 	}
 	err := fmt.Errorf("%s: %w: it has mode %04o, so that %s can change it; run: chmod %s %q", path, ErrUnsafe,
 		info.Mode().Perm(), by, bits, path)
-	switch {
-	case o.Warn == nil && info.IsDir() && o.WritableOption != "":
-		return fmt.Errorf("%w, or have the program accept such a folder (%s)", err, o.WritableOption)
-	case o.Warn == nil:
+	if o.Warn == nil {
 		return err
 	}
 	if !info.IsDir() || !PodVolume(path) {
@@ -244,7 +233,8 @@ func hasOwner(info fs.FileInfo) bool {
 	return ok
 }
 
-func syncDir(dir string) error {
+// SyncDir makes the names in a directory durable.
+func SyncDir(dir string) error {
 	f, err := os.Open(dir)
 	if errors.Is(err, fs.ErrPermission) { // one that may be entered and written, and not listed
 		return nil

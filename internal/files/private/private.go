@@ -33,6 +33,7 @@
 package private
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -53,10 +54,6 @@ type Options struct {
 	// Owners are further users whose files, directories and links are trusted.
 	Owners []int
 
-	// OwnersOption and WritableOption name the caller's options that set Owners and Warn. Errors suggest them besides
-	// chown and chmod. Empty means no such option.
-	OwnersOption, WritableOption string
-
 	// Mode is the mode of the directories that MakeDir makes, whatever the umask; 0 means 0700.
 	Mode fs.FileMode
 
@@ -68,7 +65,7 @@ type Options struct {
 
 const (
 	maxLinks = 40 // in a path; Linux has the same limit
-	maxTries = 10 // to open what a path leads to while links are swapped
+	maxTries = 50 // to open what a path leads to while links are swapped, or directories are made
 )
 
 // OpenDir opens the directory at path, following links. If it does not exist, and the directories above it are safe,
@@ -76,7 +73,7 @@ const (
 func OpenDir(path string, o Options) (*os.Root, error) { return openDir(path, o, nil) }
 
 // MakeDir opens the directory at path. It durably makes the directory and its parents if they do not exist.
-func MakeDir(path string, o Options) (*os.Root, error) { return openDir(path, o, syncDir) }
+func MakeDir(path string, o Options) (*os.Root, error) { return openDir(path, o, SyncDir) }
 
 // openDir makes missing directories if sync is set, and calls sync with each directory that gets a new name.
 func openDir(path string, o Options, sync func(dir string) error) (*os.Root, error) {
@@ -86,32 +83,26 @@ func openDir(path string, o Options, sync func(dir string) error) (*os.Root, err
 	}
 	made := false // the last one
 	o = once(o)
-	for try := 0; ; {
+	for try := 1; ; try++ {
 		at, missing, info, err := follow(path, &o)
-		switch {
-		case err != nil:
+		if err == nil && len(missing) > 0 && sync == nil {
+			err = &fs.PathError{Op: "open", Path: path, Err: fs.ErrNotExist}
+		} else if err == nil && len(missing) == 0 && !info.IsDir() {
+			err = fmt.Errorf("%s is not a folder", path)
+		}
+		if err != nil {
 			return nil, err
-		case len(missing) > 0 && sync == nil:
-			return nil, &fs.PathError{Op: "open", Path: path, Err: fs.ErrNotExist}
-		case len(missing) > 0:
-			next := filepath.Join(at, missing[0])
-			err := os.Mkdir(next, mode)
-			if try++; errors.Is(err, fs.ErrExist) && try < maxTries+len(missing) { // another process was faster
-				if err := sync(at); err != nil { // and may not have synced yet
-					return nil, err
-				}
-				continue
+		}
+		if len(missing) > 0 {
+			err = os.Mkdir(filepath.Join(at, missing[0]), mode)
+			made = err == nil && len(missing) == 1
+			if err == nil || errors.Is(err, fs.ErrExist) { // another process was faster, and may not have synced yet
+				err = cmp.Or(sync(at), err)
 			}
-			if err == nil {
-				err = sync(at)
-			}
-			if err != nil {
+			if err != nil && (!errors.Is(err, fs.ErrExist) || try >= maxTries) {
 				return nil, err
 			}
-			try, made = 0, len(missing) == 1
 			continue
-		case !info.IsDir():
-			return nil, fmt.Errorf("%s is not a folder", path)
 		}
 		root, err := os.OpenRoot(at)
 		if err == nil {
@@ -120,7 +111,7 @@ func openDir(path string, o Options, sync func(dir string) error) (*os.Root, err
 			}
 			root.Close()
 		}
-		if try++; try >= maxTries || !errors.Is(err, errChanged) && !errors.Is(err, fs.ErrNotExist) {
+		if try >= maxTries || !errors.Is(err, errChanged) && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
 	}
@@ -149,11 +140,10 @@ func judgeDir(root *os.Root, path string, expected fs.FileInfo, made bool, mode 
 	if !os.SameFile(info, expected) {
 		return fmt.Errorf("%s: %w", path, errChanged)
 	}
-	// before the mode is changed
-	if err := Check(path, info, Options{Keys: o.Keys, Warn: func(error) {}}); err != nil {
-		return err
-	}
 	if made && info.Mode().Perm() != mode {
+		if err := checkOwner(path, info, o); err != nil {
+			return err
+		}
 		if err := root.Chmod(".", mode|info.Mode()&fs.ModeSetgid); err != nil {
 			return err
 		}
@@ -173,16 +163,12 @@ func OpenFile(path string, flag int, o Options) (*os.File, error) {
 	o = once(o)
 	for try := 1; ; try++ {
 		f, err := openFile(path, flag, o)
-		again := errors.Is(err, errChanged) || errors.Is(err, errVanished) ||
-			errors.Is(err, fs.ErrExist) && flag&os.O_EXCL == 0
+		again := errors.Is(err, errChanged) || errors.Is(err, fs.ErrExist) && flag&os.O_EXCL == 0
 		if err == nil || !again || try == maxTries {
 			return f, err
 		}
 	}
 }
-
-// errVanished says that a file was there a moment ago.
-var errVanished = errors.New("it has vanished")
 
 func openFile(path string, flag int, o Options) (*os.File, error) {
 	at, missing, info, err := follow(path, &o)
@@ -202,7 +188,7 @@ func openFile(path string, flag int, o Options) (*os.File, error) {
 	f, err := os.OpenFile(at, flag|noBlock, 0o600)
 	if err != nil {
 		if info != nil && errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("%w: %w", errVanished, err)
+			err = fmt.Errorf("%w: %w", errChanged, err)
 		}
 		return nil, err
 	}
@@ -266,9 +252,6 @@ func Check(path string, info fs.FileInfo, o Options) error {
 	}
 	return checkWritable(path, info, &o)
 }
-
-// SyncDir makes the names in a directory durable.
-func SyncDir(dir string) error { return syncDir(dir) }
 
 // CheckKeyFile checks an open private key file that another program has written for this one. The rules of
 // Options.Keys apply, except that the groups of this process and of root may read the file, like the fsGroup of a pod.

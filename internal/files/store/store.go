@@ -46,17 +46,11 @@ func (s *Store) Use(f func(*Folder) error) error {
 		return err
 	}
 	defer root.Close()
-	if flock.Supported {
-		if lock, err := root.Open("."); err == nil {
-			defer lock.Close()
-			// Some file systems have none; then two processes have to keep apart by themselves. A process that can
-			// open the directory can hold its lock, and ours hold it only while they write a file.
-			for end := time.Now().Add(lockWait); ; time.Sleep(lockWait / 100) {
-				if got, err := flock.TryLock(lock); got || err != nil || time.Now().After(end) {
-					break
-				}
-			}
-		}
+	if lock, err := root.Open("."); err == nil {
+		defer lock.Close()
+		// Some file systems have none; then two processes have to keep apart by themselves. A process that can open
+		// the directory can hold its lock, and ours hold it only while they write a file.
+		_, _ = flock.TryLockFor(lock, lockWait)
 	}
 	return f(&Folder{root})
 }

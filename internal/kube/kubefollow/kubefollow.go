@@ -3,6 +3,7 @@
 package kubefollow
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -64,37 +65,36 @@ func (f *Follower[T]) Run(ctx context.Context) {
 		if err == nil {
 			version, steady, err = f.watch(ctx, version)
 		}
-		if ctx.Err() != nil {
-			return
-		}
 		if steady {
 			failures = 0
 		}
-		switch {
-		case kube.Gone(err) && steady: // list again at once
-			version = ""
-			continue
-		case err == nil && steady:
-			if f.Again != nil && f.Again() {
+		if ctx.Err() != nil {
+			return
+		}
+		if steady && (err == nil || kube.Gone(err)) { // go on at once
+			if err != nil || f.Again != nil && f.Again() {
 				version = ""
 			}
 			continue
-		case err == nil:
-			err = errBrief
 		}
 		failures++
 		if kube.Gone(err) || failures >= 3 { // an unwatchable collection may still be readable
 			version = ""
 		}
-		failure := renew.NewFailure(failures, err)
-		failure.Wish = kube.Wish(err)
-		wait := Patience.Wait(failure, 0, 0, rand.Float64())
-		if listed {
-			wait = Patience.WaitEndless(failure, rand.Float64())
-		}
-		f.State(ctx, err, wait)
-		renew.Wait(ctx, wait, nil)
+		f.wait(ctx, cmp.Or(err, errBrief), failures, listed)
 	}
+}
+
+// wait reports a failure and waits before the next attempt.
+func (f *Follower[T]) wait(ctx context.Context, err error, failures int, listed bool) {
+	failure := renew.NewFailure(failures, err)
+	failure.Wish = kube.Wish(err)
+	wait := Patience.Wait(failure, 0, 0, rand.Float64())
+	if listed {
+		wait = Patience.WaitEndless(failure, rand.Float64())
+	}
+	f.State(ctx, err, wait)
+	renew.Wait(ctx, wait, nil)
 }
 
 // list reads all objects, page by page, and returns the version to watch from.

@@ -14,6 +14,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
+
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/kube/kubefollow"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -31,8 +33,7 @@ func follow(t *testing.T, serve func(w http.ResponseWriter, query url.Values)) (
 	var running sync.WaitGroup
 	running.Go(func() { _ = srv.Serve(l) })
 	transport := &http.Transport{DialContext: l.DialContext}
-	api, err := kube.New(kube.Options{URL: "http://127.0.0.1", Client: &http.Client{Transport: transport}})
-	require.NoError(t, err)
+	api := must.Get(kube.New(kube.Options{URL: "http://127.0.0.1", Client: &http.Client{Transport: transport}}))(t)
 	var mu sync.Mutex
 	var waits []time.Duration
 	f := &kubefollow.Follower[struct{}]{

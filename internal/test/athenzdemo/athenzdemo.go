@@ -497,7 +497,7 @@ func (d *demo) document(s athenz.PodSubject) string {
 	defer client.CloseIdleConnections()
 	c, err := athenz.NewSigningClient(d.signing, client)
 	d.must(err)
-	text, err := c.SignDocument(d.t.Context(), s)
+	text, err := c(d.t.Context(), s)
 	d.must(err)
 	return text
 }

@@ -3,7 +3,6 @@
 package athenztest
 
 import (
-	"context"
 	"crypto"
 	"crypto/rand"
 	"crypto/rsa"
@@ -271,25 +270,9 @@ func (c *Cluster) Sign(edit func(*athenz.PodSubject)) string {
 	c.mu.Unlock()
 	signer, err := athenz.NewSigner(c.Keys.Private, "", 5*time.Minute+time.Duration(n)*time.Second)
 	must(c.t, err)
-	text, err := signer.SignDocument(c.t.Context(), s)
+	text, err := signer(c.t.Context(), s)
 	must(c.t, err)
 	return text
-}
-
-// PodFunc is an [athenz.PodSource], and SignFunc an [athenz.Signer].
-type (
-	PodFunc  func(ctx context.Context, namespace, name string) (*athenz.Pod, error)
-	SignFunc func(ctx context.Context, subject athenz.PodSubject) (string, error)
-)
-
-// Pod implements [athenz.PodSource].
-func (f PodFunc) Pod(ctx context.Context, namespace, name string) (*athenz.Pod, error) {
-	return f(ctx, namespace, name)
-}
-
-// SignDocument implements [athenz.Signer].
-func (f SignFunc) SignDocument(ctx context.Context, subject athenz.PodSubject) (string, error) {
-	return f(ctx, subject)
 }
 
 func must(t testing.TB, err error) {

@@ -1,88 +1,21 @@
 package cafake_test
 
 import (
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/must"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
-
-func TestDial(t *testing.T) {
-	t.Parallel()
-	authority := spiffetest.NewCA(t, "example.org")
-	f := cafake.NewStepCA(t, authority, "/ns/default/sa/web")
-	client := f.Endpoint().HTTPClient
-	url := f.Endpoint().URL + "/roots"
-	get := func() (int, string, error) {
-		resp, err := client.Get(url)
-		if err != nil {
-			return 0, "", err
-		}
-		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		return resp.StatusCode, string(body), err
-	}
-	code, _, err := get()
-	require.NoError(t, err)
-	assert.Equal(t, http.StatusCreated, code)
-	f.Deny()
-	code, body, err := get()
-	require.NoError(t, err)
-	assert.Equal(t, http.StatusForbidden, code)
-	assert.JSONEq(t, `{"status":403,"message":"denied by the test"}`, body)
-	open, err := tls.Dial("tcp", strings.TrimPrefix(f.Endpoint().URL, "https://"), &tls.Config{RootCAs: authority.Bundle().CertPool(), ServerName: "localhost"})
-	require.NoError(t, err)
-	defer open.Close()
-	f.Drop()
-	require.NoError(t, open.SetReadDeadline(time.Now().Add(5*time.Second)))
-	_, err = open.Read(make([]byte, 1))
-	assert.NotErrorIs(t, err, os.ErrDeadlineExceeded, "an open connection is cut")
-	require.Error(t, err)
-	_, _, err = get()
-	assert.Error(t, err)
-	f.Hang()
-	hung := make(chan error)
-	go func() {
-		_, _, err := get()
-		hung <- err
-	}()
-	time.Sleep(20 * time.Millisecond)
-	f.Mend()
-	require.NoError(t, <-hung, "what hung is answered")
-	assert.GreaterOrEqual(t, f.Requests(), 3)
-	f.Refuse(&caclient.Error{Kind: caclient.ErrUnavailable, Err: errors.New("later"), RetryAfter: 1500 * time.Millisecond})
-	resp := must.Get(client.Get(url))(t)
-	resp.Body.Close()
-	assert.Equal(t, "2", resp.Header.Get("Retry-After"))
-
-	// Another name or another root is not this server.
-	tr := client.Transport.(*http.Transport).Clone()
-	tr.TLSClientConfig = &tls.Config{RootCAs: x509.NewCertPool()}
-	defer tr.CloseIdleConnections()
-	assert.ErrorContains(t, must.Err((&http.Client{Transport: tr}).Get(url)), "unknown authority")
-	token := must.Get(f.Endpoint().Token(t.Context()))(t)
-	for _, format := range []string{"%v", "%+v", "%#v", "%s"} {
-		assert.NotContains(t, fmt.Sprintf(format, f), token)
-	}
-	assert.NotContains(t, f.LogValue().String(), token)
-}
 
 // What the Fake refuses that a client of ours would not ask for.
 func TestGoogleCASRules(t *testing.T) {
@@ -190,8 +123,6 @@ func TestVaultRules(t *testing.T) {
 		"login without role": {"POST", "/v1/auth/kubernetes/login", "", doc{"jwt": "x"}, 400, "invalid role name"},
 		"login without JWT":  {"POST", "/v1/auth/kubernetes/login", "", doc{"role": "workload"}, 400, "missing jwt"},
 		"login of another":   {"POST", "/v1/auth/kubernetes/login", "", doc{"role": "workload", "jwt": "x"}, 403, "permission denied"},
-		"login without cert": {"POST", "/v1/auth/cert/login", "", doc{}, 400, "client certificate must be supplied"},
-		"bad login":          {"POST", "/v1/auth/cert/login", "", "x", 400, "JSON"},
 		"bad JWT login":      {"POST", "/v1/auth/kubernetes/login", "", "x", 400, "JSON"},
 	} {
 		code, answer := post(t, e, c.method, c.path, map[string]string{"X-Vault-Token": c.token}, c.body)
@@ -203,51 +134,4 @@ func TestVaultRules(t *testing.T) {
 	assert.Equal(t, 503, code)
 	assert.Contains(t, answer, "Vault is sealed")
 	assert.NotContains(t, v.String(), token)
-}
-
-// What a pattern of the role allows.
-func TestVaultPatterns(t *testing.T) {
-	t.Parallel()
-	ca := spiffetest.NewCA(t, "example.org")
-	v := cafake.NewVault(t, ca, "/web")
-	e := v.Endpoint()
-	token := must.Get(e.Token(t.Context()))(t)
-	for pattern, want := range map[string]int{
-		"spiffe://example.org/ns/a/sa/web": 200, "spiffe://example.org/*": 200, "*": 200, "spiffe://*/ns/*/sa/web": 200, "*web": 200,
-		"spiffe://example.org/ns/a/sa/we": 400, "spiffe://example.org/ns/a/sa/web/": 400, "spiffe://example.org/ns/b/*": 400, "*/db": 400,
-		"spiffe://*/ns/b/*/web": 400, "": 400,
-	} {
-		v.Change(func(r *cafake.VaultRules) { r.AllowedURISANs = []string{pattern} })
-		csr := csrFor(t, pki.SAN{Type: pki.URI, Value: "spiffe://example.org/ns/a/sa/web"})
-		code, _ := post(t, e, "POST", "/v1/pki/sign/workload", map[string]string{"X-Vault-Token": token}, map[string]string{"csr": csr})
-		assert.Equal(t, want, code, pattern)
-	}
-}
-
-// The token of a login ends with its lease.
-func TestVaultLease(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	v := cafake.NewVault(t, spiffetest.NewCA(t, "example.org"), "/web")
-	v.Change(func(r *cafake.VaultRules) { r.Kubernetes, r.Lease = true, time.Second })
-	e := v.Endpoint()
-	jwt := must.Get(e.Token(t.Context()))(t)
-	code, answer := post(t, e, "POST", "/v1/auth/kubernetes/login", nil, map[string]string{"role": "workload", "jwt": jwt})
-	require.Equal(t, 200, code)
-	var login struct {
-		Auth struct {
-			Token string `json:"client_token"`
-			Lease int    `json:"lease_duration"`
-		} `json:"auth"`
-	}
-	require.NoError(t, json.Unmarshal([]byte(answer), &login))
-	assert.Equal(t, 1, login.Auth.Lease)
-	assert.Equal(t, 1, v.Logins())
-	sign := func() int {
-		csr := csrFor(t, pki.SAN{Type: pki.URI, Value: "spiffe://example.org/web"})
-		code, _ := post(t, e, "POST", "/v1/pki/sign/workload", map[string]string{"X-Vault-Token": login.Auth.Token}, map[string]string{"csr": csr})
-		return code
-	}
-	assert.Equal(t, 200, sign())
-	assert.Eventually(t, func() bool { return sign() == 403 }, time.Minute, 100*time.Millisecond)
 }

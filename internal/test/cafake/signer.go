@@ -75,10 +75,26 @@ func (h honest) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, er
 
 // unremarkable reports whether a server sends chain as it is.
 func (h honest) unremarkable(chain []*x509.Certificate, csr *pki.CSR) bool {
-	if caclient.Check(chain, csr, h.f.want, h.Bundle(), time.Now()) != nil {
+	if Check(chain, csr, h.f.want, h.Bundle()) != nil {
 		return false
 	}
 	return slices.EqualFunc(chain, certchain.Tidy(chain, csr.PublicKey()), (*x509.Certificate).Equal)
+}
+
+// Check returns why chain is no good answer to csr: it has another key, something beside the certificates of CAs above
+// its leaf, or it is not what want expects.
+func Check(chain []*x509.Certificate, csr *pki.CSR, want pki.Expectation, bundles spiffe.BundleSource) error {
+	if err := certchain.CheckSize(chain); err != nil {
+		return err
+	}
+	if !pki.PublicKeysEqual(chain[0].PublicKey, csr.PublicKey()) {
+		return errors.New("there is no leaf with the key of the request")
+	}
+	if slices.ContainsFunc(chain[1:], func(c *x509.Certificate) bool { return !c.IsCA }) {
+		return errors.New("there is a second leaf")
+	}
+	_, err := want.Verify(chain, bundles, spiffe.BothRoles, time.Now())
+	return err
 }
 
 // names returns what a request grants.

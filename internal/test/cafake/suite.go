@@ -186,7 +186,7 @@ func (s *suite) signs(t *testing.T, sub *subject) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := caclient.Check(chain, csr, sub.f.want, sub.ca.Bundle(), time.Now()); err != nil {
+		if err := Check(chain, csr, sub.f.want, sub.ca.Bundle()); err != nil {
 			t.Error(err)
 		}
 		if left := time.Until(chain[0].NotAfter); lifetime > 0 && !sub.f.api.OwnLife && left > lifetime+time.Minute {

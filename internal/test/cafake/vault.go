@@ -3,7 +3,6 @@ package cafake
 import (
 	"crypto/rand"
 	"crypto/sha256"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -18,7 +17,6 @@ import (
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/pki"
-	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -38,8 +36,8 @@ type VaultRules struct {
 	Lease          time.Duration         // of the tokens that logins give, in whole seconds; 0 means without end
 }
 
-// Vault is a Fake of HashiCorp Vault and OpenBao: a PKI engine at pki with the role workload, and the auth methods
-// kubernetes and cert with a role workload, too. It was built from the public documentation, and held against a real OpenBao 2.7.2.
+// Vault is a Fake of HashiCorp Vault and OpenBao: a PKI engine at pki with the role workload, and the auth method
+// kubernetes with a role workload. It was built from the public documentation, and held against a real OpenBao 2.7.2.
 type Vault struct {
 	*Fake
 	token, jwt string
@@ -69,7 +67,6 @@ func NewVault(t testing.TB, ca *spiffetest.CA, path string) *Vault {
 			}
 			return v.token
 		},
-		TLS: func(c *tls.Config) { c.ClientAuth = tls.RequestClientCert },
 	})
 	return v
 }
@@ -148,8 +145,6 @@ func (v *Vault) answerCall(w http.ResponseWriter, r *http.Request) {
 		vaultError(w, http.StatusMethodNotAllowed, "unsupported operation")
 	case route == "auth/kubernetes/login":
 		v.logInKubernetes(w, r, rules)
-	case route == "auth/cert/login":
-		v.logInCert(w, r)
 	case strings.HasPrefix(route, "pki/"):
 		v.signRoute(w, r, rules, route)
 	default:
@@ -209,34 +204,6 @@ func (v *Vault) logInKubernetes(w http.ResponseWriter, r *http.Request, rules Va
 	default:
 		v.loggedIn(w)
 	}
-}
-
-func (v *Vault) logInCert(w http.ResponseWriter, r *http.Request) {
-	var body struct{ Name string }
-	if !readJSON(r, &body) {
-		vaultError(w, http.StatusBadRequest, "failed to parse JSON input")
-		return
-	}
-	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
-		vaultError(w, http.StatusBadRequest, "client certificate must be supplied")
-		return
-	}
-	leaf := r.TLS.PeerCertificates[0]
-	pool := x509.NewCertPool()
-	for _, c := range r.TLS.PeerCertificates[1:] {
-		pool.AddCert(c)
-	}
-	_, err := leaf.Verify(x509.VerifyOptions{Roots: v.ca.Bundle().CertPool(), Intermediates: pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-	id, idErr := spiffe.IDFromCertificate(leaf)
-	if err != nil || idErr != nil || id != v.id || body.Name != "" && body.Name != vaultRole {
-		vaultError(w, http.StatusBadRequest, "invalid certificate or no client certificate supplied")
-		return
-	}
-	if leaf.Subject.CommonName == "" {
-		vaultError(w, http.StatusInternalServerError, "missing name in alias")
-		return
-	}
-	v.loggedIn(w)
 }
 
 func (v *Vault) loggedIn(w http.ResponseWriter) {

@@ -52,7 +52,7 @@ func TestWeight(t *testing.T) {
 		{"pki/caserver/linkerd", "linkerd.New, (*linkerd.Server).ServeHTTP, caserver.Serve", 7.2},
 		{"authn/athenz/athenzname", "athenzname.Mapping.Service, athenzname.ParseService", 4},
 		{"pki/linkerdname", "linkerdname.Mesh.Name, linkerdname.Match", 4},
-		{"caclient", "caclient.New, caclient.Check", 5},
+		{"caclient", "caclient.New", 5},
 		{"caclient/local", "local.New, (*ca.Authority).Run", 6},
 		{"caclient/istioca", "istioca.New, (*istioca.CA).Sign", 7.2},
 		{"caclient/linkerd", "linkerd.New, (*linkerd.CA).Sign", 7.2},
@@ -68,7 +68,7 @@ func TestWeight(t *testing.T) {
 		{"sds/istioagent", "istioagent.New, istioagent.FromEnvironment", 10.2},      // of which YAML is 0.5
 		{"sds/workloadagent", "workloadagent.New, (*workloadagent.Agent).Run", 8.1}, // of which 2 are a client of the API server,
 		{"authn", "authn.ClientCertificate, authn.FirstOf", 7},
-		{"authn/jwt", "jwt.New, jwt.SVID, jwt.UnverifiedIssuer", 7.5},
+		{"authn/jwt", "jwt.New, jwt.SVID", 7.5},
 		{"authn/kube", "kube.NewReviewer, kube.TokenReview", 8},
 		{"authn/tokensource", "tokensource.Exchange, (*tokensource.Source).Token", 7},
 		{"spiffe/unixsocket", "(*unixsocket.Server).Run, unixsocket.PeerFromContext", 7.2},

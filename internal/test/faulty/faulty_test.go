@@ -5,7 +5,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/faulty"
 	"github.com/svidkit/svidkit/internal/test/memconn"
-	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 func say(text string) http.Handler {
@@ -101,29 +99,4 @@ func TestDial(t *testing.T) {
 		s.Mend()
 		assert.Equal(t, "good", get(t.Context(), c, "http://x/"))
 	})
-}
-
-func TestTLS(t *testing.T) {
-	t.Parallel()
-	certificates := httptest.NewUnstartedServer(nil)
-	certificates.StartTLS()
-	defer certificates.Close()
-	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	requests := make(chan string, 10)
-	s := faulty.Start(t, faulty.Config{Listener: l, TLS: certificates.TLS.Clone(), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		requests <- r.URL.Path
-		say("good").ServeHTTP(w, r)
-	})})
-	c := certificates.Client()
-	url := "https://" + l.Addr().String()
-	assert.Equal(t, "good", get(t.Context(), c, url+"/"))
-	assert.Equal(t, "/", <-requests)
-	answer := make(chan string)
-	go func() { answer <- get(t.Context(), c, url+"/stream") }()
-	assert.Equal(t, "/stream", <-requests)
-	s.Drop()
-	assert.Contains(t, <-answer, "error")
-	assert.Equal(t, "error", get(t.Context(), c, url+"/"))
-	s.Mend()
-	assert.Equal(t, "good", get(t.Context(), c, url+"/"))
 }

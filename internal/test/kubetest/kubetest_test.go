@@ -1,7 +1,6 @@
 package kubetest_test
 
 import (
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -9,9 +8,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"net/http"
-	"net/url"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -113,72 +110,6 @@ func TestRefused(t *testing.T) {
 	assert.Equal(t, http.StatusUnsupportedMediaType, response.StatusCode)
 }
 
-// TestOneWins has many clients change one object at the same time, each from the version that it
-// read. No change is lost, and the versions only grow.
-func TestOneWins(t *testing.T) {
-	t.Parallel()
-	s := kubetest.Start(t)
-	s.Put(secrets+"/a", object{"data": object{}})
-	var mu sync.Mutex
-	versions := map[string]int{}
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			c := clientOf(t, s)
-			for done := 0; done < 10; {
-				var o struct {
-					Kind     string            `json:"kind"`
-					Metadata kube.ObjectMeta   `json:"metadata"`
-					Type     string            `json:"type"`
-					Data     map[string][]byte `json:"data"`
-				}
-				if !assert.NoError(t, c.Get(t.Context(), secrets+"/a", nil, &o)) {
-					return
-				}
-				if o.Data == nil {
-					o.Data = map[string][]byte{}
-				}
-				o.Data["n"] = append(o.Data["n"], 'x')
-				before := o.Metadata.ResourceVersion
-				err := c.Update(t.Context(), secrets+"/a", o, &o)
-				if err == nil {
-					done++
-					mu.Lock()
-					versions[o.Metadata.ResourceVersion]++
-					mu.Unlock()
-					assert.Greater(t, o.Metadata.ResourceVersion, before)
-				} else if !assert.True(t, kube.Conflict(err), "%v", err) {
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	var o struct{ Data map[string][]byte }
-	require.True(t, s.Get(secrets+"/a", &o))
-	assert.Len(t, o.Data["n"], 80)
-	assert.Len(t, versions, 80)
-}
-
-// TestWhatAnUpdateKeeps shows what of an object a client cannot change, and that the last update
-// without a version wins.
-func TestWhatAnUpdateKeeps(t *testing.T) {
-	t.Parallel()
-	s := kubetest.Start(t)
-	c := clientOf(t, s)
-	type meta struct{ Metadata kube.ObjectMeta }
-	var made, next, same meta
-	require.NoError(t, c.Create(t.Context(), secrets, object{"metadata": object{"name": "a", "uid": "mine"}}, &made))
-	assert.NotEqual(t, "mine", made.Metadata.UID)
-	path := secrets + "/a"
-	require.NoError(t, c.Update(t.Context(), path, named("a", "data", object{"a": ""}), &next))
-	assert.Equal(t, made.Metadata.UID, next.Metadata.UID)
-	assert.Equal(t, made.Metadata.CreationTimestamp, next.Metadata.CreationTimestamp)
-	assert.NotEqual(t, made.Metadata.ResourceVersion, next.Metadata.ResourceVersion)
-	require.NoError(t, c.Update(t.Context(), path, named("a", "data", object{"a": ""}), &same))
-	assert.Equal(t, next.Metadata.ResourceVersion, same.Metadata.ResourceVersion, "an update without a change keeps the version")
-}
-
 // TestSigningRequests shows which subresource changes what.
 func TestSigningRequests(t *testing.T) {
 	t.Parallel()
@@ -252,51 +183,6 @@ func TestSigningRequests(t *testing.T) {
 	}
 }
 
-// TestReviews shows that functions of the test answer reviews, and which requests they never see.
-func TestReviews(t *testing.T) {
-	t.Parallel()
-	s := kubetest.Start(t)
-	c, ctx := clientOf(t, s), t.Context()
-	const tokens, self = "/apis/authentication.k8s.io/v1/tokenreviews", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-	var got struct {
-		Status struct {
-			Authenticated, Allowed bool
-			User                   struct{ Username string }
-		}
-	}
-	may := object{"verb": "get", "resource": "secrets", "namespace": "n"}
-	require.NoError(t, c.Create(ctx, tokens, object{"spec": object{"token": "t"}}, &got))
-	require.NoError(t, c.Create(ctx, self, object{"spec": object{"resourceAttributes": may}}, &got))
-	assert.False(t, got.Status.Authenticated || got.Status.Allowed)
-	s.TokenReviews(func(in kubetest.TokenReviewSpec) kubetest.TokenReviewStatus {
-		return kubetest.TokenReviewStatus{Authenticated: in.Token == "t" && in.Audiences[0] == "istio-ca", User: kubetest.UserInfo{Username: "u"}}
-	})
-	s.AccessReviews(func(in kubetest.AccessReviewSpec) kubetest.AccessReviewStatus {
-		return kubetest.AccessReviewStatus{Allowed: in.ResourceAttributes.Verb == "get"}
-	})
-	require.NoError(t, c.Create(ctx, tokens, object{"spec": object{"token": "t", "audiences": []string{"istio-ca"}}}, &got))
-	assert.True(t, got.Status.Authenticated)
-	assert.Equal(t, "u", got.Status.User.Username)
-	require.NoError(t, c.Create(ctx, self, object{"spec": object{"user": "x", "resourceAttributes": may}}, &got))
-	assert.True(t, got.Status.Allowed)
-	const subject = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-	asked := make(chan kubetest.AccessReviewSpec, 1)
-	s.AccessReviews(func(in kubetest.AccessReviewSpec) kubetest.AccessReviewStatus {
-		asked <- in
-		return kubetest.AccessReviewStatus{Allowed: true}
-	})
-	require.NoError(t, c.Create(ctx, subject, object{"spec": object{"user": "x", "groups": []string{"g"}, "resourceAttributes": may}}, &got))
-	in := <-asked
-	assert.Equal(t, []string{"x", "g"}, append([]string{in.User}, in.Groups...))
-	require.NoError(t, c.Create(ctx, self, object{"spec": object{"user": "x", "resourceAttributes": may}}, &got))
-	assert.Empty(t, (<-asked).User)
-	assert.Equal(t, "422 Invalid", result(c.Create(ctx, subject, object{"spec": object{"resourceAttributes": may}}, nil)))
-	for _, path := range []string{tokens, self, subject} {
-		assert.Error(t, c.Create(ctx, path, object{"spec": object{}}, nil))
-		assert.Equal(t, "405 MethodNotAllowed", result(c.Get(ctx, path, nil, nil)))
-	}
-}
-
 // TestFaults checks the answers to requests that a test makes fail.
 func TestFaults(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
@@ -327,93 +213,5 @@ func TestFaults(t *testing.T) {
 			assert.Equal(t, x.landed, s.Get(secrets+"/"+name, &object{}), x.want)
 			assert.Equal(t, x.landed, kube.AlreadyExists(c.Create(ctx, secrets, named(name), nil)), "the next one goes well")
 		}
-		// Of requests that are let go, the answer comes.
-		s.FailNext(1, kubetest.Fault{Hang: true, Code: 404, Reason: "NotFound"}, nil)
-		time.AfterFunc(time.Second, s.Release)
-		start := time.Now()
-		assert.True(t, kube.NotFound(c.Get(ctx, secrets, nil, nil)))
-		assert.Equal(t, time.Second, time.Since(start))
-		odd := 0
-		s.Faults(func(*http.Request) *kubetest.Fault {
-			if odd++; odd%2 == 1 {
-				return &kubetest.Fault{Code: 500}
-			}
-			return nil
-		})
-		assert.Equal(t, "500 Internal Server Error", result(c.Get(ctx, secrets, nil, nil)))
-		assert.Equal(t, "ok", result(c.Get(ctx, secrets, nil, nil)))
-		s.Faults(nil)
-		assert.Equal(t, 7*2+2, s.Count(http.MethodPost, secrets)+2)
-
-		s.Latency(100 * time.Millisecond)
-		var slow []time.Duration
-		for range 50 {
-			start := time.Now()
-			require.NoError(t, c.Get(ctx, secrets, nil, nil))
-			slow = append(slow, time.Since(start))
-		}
-		for _, d := range slow {
-			assert.GreaterOrEqual(t, d, 50*time.Millisecond)
-			assert.Less(t, d, 150*time.Millisecond)
-		}
-		// A client that does not wait gets no answer, and the change happens or not.
-		outcomes := map[bool]bool{}
-		for i := range 30 {
-			short, cancel := context.WithTimeout(ctx, 40*time.Millisecond)
-			assert.ErrorIs(t, c.Create(short, secrets, named("slow-"+string(rune('a'+i%26))+string(rune('a'+i/26))), nil), context.DeadlineExceeded)
-			cancel()
-			time.Sleep(time.Second)
-			outcomes[s.Get(secrets+"/slow-"+string(rune('a'+i%26))+string(rune('a'+i/26)), &object{})] = true
-		}
-		assert.Len(t, outcomes, 2)
 	})
-}
-
-// TestPages reads a collection in pages, of which all are of the version of the first.
-func TestPages(t *testing.T) {
-	t.Parallel()
-	s := kubetest.Start(t)
-	c := clientOf(t, s)
-	for _, name := range []string{"a", "b", "c", "d", "e"} {
-		s.Put(secrets+"/"+name, named(name))
-	}
-	type list struct {
-		Metadata struct{ ResourceVersion, Continue string }
-		Items    []struct{ Metadata kube.ObjectMeta }
-	}
-	page := func(query ...string) (names string, l list, err error) {
-		q := url.Values{}
-		for i := 0; i < len(query); i += 2 {
-			q.Set(query[i], query[i+1])
-		}
-		err = c.Get(t.Context(), secrets, q, &l)
-		for _, item := range l.Items {
-			names += item.Metadata.Name
-		}
-		return names, l, err
-	}
-	names, first, err := page("limit", "2")
-	require.NoError(t, err)
-	assert.Equal(t, "ab", names)
-	s.Remove(secrets + "/a")
-	s.Remove(secrets + "/c")
-	s.Put(secrets+"/f", named("f"))
-	names, second, err := page("limit", "2", "continue", first.Metadata.Continue)
-	require.NoError(t, err)
-	assert.Equal(t, "cd", names)
-	assert.Equal(t, first.Metadata.ResourceVersion, second.Metadata.ResourceVersion)
-	names, third, err := page("limit", "2", "continue", second.Metadata.Continue)
-	require.NoError(t, err)
-	assert.Equal(t, "e", names)
-	assert.Empty(t, third.Metadata.Continue)
-	names, _, err = page()
-	require.NoError(t, err)
-	assert.Equal(t, "bdef", names)
-	s.Compact()
-	_, _, err = page("limit", "2", "continue", second.Metadata.Continue)
-	assert.True(t, kube.Gone(err), err)
-	for _, bad := range [][]string{{"limit", "x"}, {"limit", "-1"}, {"continue", "x"}, {"continue", "99999999,1"}} {
-		_, _, err = page(bad...)
-		assert.Equal(t, "400 BadRequest", result(err), bad)
-	}
 }

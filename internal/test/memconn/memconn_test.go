@@ -2,18 +2,15 @@ package memconn_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"io"
 	"math/big"
 	"net"
-	"net/http"
 	"os"
 	"sync"
 	"syscall"
@@ -27,34 +24,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
 )
-
-func TestReadAndWrite(t *testing.T) {
-	t.Parallel()
-	a, b := memconn.Pipe()
-	for _, dir := range [][2]net.Conn{{a, b}, {b, a}} {
-		n, err := dir[0].Write([]byte("hello"))
-		require.NoError(t, err, "a write does not wait for a reader")
-		assert.Equal(t, 5, n)
-		buf := make([]byte, 3)
-		n = must.Get(dir[1].Read(buf))(t)
-		assert.Equal(t, "hel", string(buf[:n]))
-		n = must.Get(dir[1].Read(buf))(t)
-		assert.Equal(t, "lo", string(buf[:n]))
-	}
-	assert.Equal(t, "mem", a.LocalAddr().Network())
-	assert.Equal(t, "mem", a.RemoteAddr().String())
-}
-
-func TestEmptyReadAndWrite(t *testing.T) {
-	t.Parallel()
-	a, _ := memconn.Pipe()
-	n, err := a.Read(nil)
-	assert.Zero(t, n)
-	assert.NoError(t, err)
-	n, err = a.Write(nil)
-	assert.Zero(t, n)
-	assert.NoError(t, err)
-}
 
 // TestLargeTransfer moves more than the buffer holds, so that the writer has to wait.
 func TestLargeTransfer(t *testing.T) {
@@ -112,20 +81,6 @@ func TestClose(t *testing.T) {
 	assert.Equal(t, "last words", string(got))
 	assert.Equal(t, io.EOF, must.Err(b.Read(make([]byte, 1))), "plain, as callers compare it")
 	assert.NoError(t, a.SetDeadline(time.Now()), "of a closed connection: no effect")
-}
-
-func TestCloseWrite(t *testing.T) {
-	t.Parallel()
-	a, b := memconn.Pipe()
-	must.Get(a.Write([]byte("question")))(t)
-	require.NoError(t, a.CloseWrite())
-	got := must.Get(io.ReadAll(b))(t)
-	assert.Equal(t, "question", string(got))
-	must.Get(b.Write([]byte("answer")))(t)
-	require.NoError(t, b.Close())
-	got = must.Get(io.ReadAll(a))(t)
-	assert.Equal(t, "answer", string(got))
-	assert.ErrorIs(t, must.Err(a.Write([]byte("x"))), net.ErrClosed)
 }
 
 // TestCloseWakes closes either end while a read or a write waits.
@@ -209,46 +164,6 @@ func TestDeadlines(t *testing.T) {
 	}
 }
 
-func TestPassedDeadlineWins(t *testing.T) {
-	t.Parallel()
-	a, b := memconn.Pipe()
-	must.Get(b.Write([]byte("x")))(t)
-	require.NoError(t, a.SetReadDeadline(time.Unix(1, 0)))
-	_, err := a.Read(make([]byte, 1))
-	require.ErrorIs(t, err, os.ErrDeadlineExceeded, "even if there is something to read, as on a socket")
-	require.NoError(t, a.SetReadDeadline(time.Time{}))
-	assert.Equal(t, 1, must.Get(a.Read(make([]byte, 1)))(t), "and nothing is lost")
-}
-
-func TestListener(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := memconn.Listen()
-		assert.Equal(t, "mem", l.Addr().String())
-		gone := errors.New("gone")
-		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, gone)
-		defer cancel()
-		assert.ErrorIs(t, must.Err(l.Dial(ctx)), gone, "the listener is closed")
-
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			c, err := l.Accept()
-			if assert.NoError(t, err) {
-				assert.NoError(t, must.Err(io.WriteString(c, "hello")))
-				assert.NoError(t, c.Close())
-			}
-			assert.ErrorIs(t, must.Err(l.Accept()), net.ErrClosed)
-		})
-		got := must.Get(io.ReadAll(must.Get(l.DialContext(t.Context(), "tcp", "example.org:443"))(t)))(t)
-		assert.Equal(t, "hello", string(got))
-		synctest.Wait()
-		require.NoError(t, l.Close())
-		require.NoError(t, l.Close(), "again")
-		wg.Wait()
-		assert.ErrorIs(t, must.Err(l.Dial(t.Context())), syscall.ECONNREFUSED)
-	})
-}
-
 // configs returns a server's and a client's TLS configuration that can resume sessions.
 func configs(t *testing.T) (server, client *tls.Config) {
 	t.Helper()
@@ -296,60 +211,6 @@ func TestTLSResumption(t *testing.T) {
 					require.NoError(t, client.Close())
 					wg.Wait()
 				}
-			})
-		})
-	}
-}
-
-// TestHTTP serves HTTP/1.1 and HTTP/2 in a bubble: a handler that takes an hour takes no time, and
-// a graceful shutdown leaves nothing behind.
-func TestHTTP(t *testing.T) {
-	t.Parallel()
-	for major := 1; major <= 2; major++ {
-		t.Run(fmt.Sprintf("HTTP/%d", major), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				serverConfig, clientConfig := configs(t)
-				server := &http.Server{
-					TLSConfig: serverConfig,
-					Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-						time.Sleep(30 * time.Minute)
-						assert.Equal(t, major, r.ProtoMajor)
-						body, err := io.ReadAll(r.Body)
-						assert.NoError(t, err)
-						assert.NoError(t, must.Err(w.Write(body)))
-					}),
-				}
-				l := memconn.Listen()
-				var wg sync.WaitGroup
-				wg.Go(func() { assert.Equal(t, http.ErrServerClosed, server.ServeTLS(l, "", "")) })
-				transport := &http.Transport{DialContext: l.DialContext, TLSClientConfig: clientConfig, ForceAttemptHTTP2: major == 2}
-				client := &http.Client{Transport: transport}
-				start := time.Now()
-				for range 2 {
-					for range 3 {
-						wg.Go(func() {
-							sent := bytes.Repeat([]byte("x"), 200_000)
-							req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://server.test/", bytes.NewReader(sent))
-							if !assert.NoError(t, err) {
-								return
-							}
-							resp, err := client.Do(req)
-							if !assert.NoError(t, err) {
-								return
-							}
-							got, err := io.ReadAll(resp.Body)
-							assert.NoError(t, err)
-							assert.NoError(t, resp.Body.Close())
-							assert.True(t, bytes.Equal(sent, got))
-						})
-					}
-					time.Sleep(31 * time.Minute)
-				}
-				assert.Equal(t, 62*time.Minute, time.Since(start))
-				transport.CloseIdleConnections()
-				require.NoError(t, server.Shutdown(t.Context()))
-				wg.Wait()
 			})
 		})
 	}

@@ -205,7 +205,7 @@ func TestBlockedLog(t *testing.T) {
 			authority := spiffetest.NewCA(t, "example.org")
 			me, stranger := authority.Source("/web"), spiffetest.NewCA(t, "other.org").Source("/web")
 			server := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
-			g := &spiffetls.Governor{Logger: log}
+			g := new(spiffetls.Governor)
 			endpoint, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowMembersOf(td), Logger: log, Governor: g})
 			require.NoError(t, err)
 			require.NoError(t, endpoint.ConfigureServer(server))
@@ -213,8 +213,7 @@ func TestBlockedLog(t *testing.T) {
 			go func() { _ = server.ServeTLS(l, "", "") }()
 			t.Cleanup(func() { _ = server.Close() })
 			for _, who := range []*spiffetest.Source{stranger, me} {
-				endpoint, err := spiffetls.New(spiffetls.Config{Self: who, Peers: me, Allow: spiffe.AllowMembersOf(td)})
-				require.NoError(t, err)
+				endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: who, Peers: me, Allow: spiffe.AllowMembersOf(td)}))(t)
 				rt := must.Get(endpoint.Transport())(t)
 				resp, err := (&http.Client{Transport: rt, Timeout: 20 * time.Second}).Get("https://" + l.Addr().String())
 				if who == stranger {

@@ -200,8 +200,7 @@ func failures(t *testing.T) map[string]func(*testing.T) symptom {
 		return func(t *testing.T) symptom {
 			log := new(lines)
 			v := must.Get(jwtsvid.NewValidator(bundle, []string{"db"}, nil))(t)
-			wrap, err := jwtsvid.Middleware(v, all, &jwtsvid.MiddlewareOptions{Logger: slog.New(slog.NewTextHandler(log, nil))})
-			require.NoError(t, err)
+			wrap := must.Get(jwtsvid.Middleware(v, all, &jwtsvid.MiddlewareOptions{Logger: slog.New(slog.NewTextHandler(log, nil))}))(t)
 			r := httptest.NewRequest(http.MethodGet, url, nil)
 			if header != "" {
 				r.Header.Set("Authorization", header)

@@ -84,8 +84,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	leaf, err := issuer.Issue(pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(id)}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
 	require.NoError(t, err)
 	svid := must.Get(spiffe.NewSVID([]*x509.Certificate{leaf}, key))(t)
-	bundle, err := spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: []*x509.Certificate{issuer.Certificate()}})
-	require.NoError(t, err)
+	bundle := must.Get(spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: []*x509.Certificate{issuer.Certificate()}}))(t)
 	set := must.Get(spiffe.NewBundleSet(bundle))(t)
 	snapshot := spiffe.NewSnapshot(svid, set)
 	credential := must.Get(pki.NewCredential(svid.Chain(), svid.Signer()))(t)
@@ -119,7 +118,6 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	// What renews itself.
 	cacheConfig := secretcache.Config{ID: id, CA: client, NewKey: func() (crypto.Signer, error) { return key, nil }}
 	manager := must.Get(secretcache.New(cacheConfig))(t)
-	cacheConfig.Previous = snapshot
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = manager.Run(ctx) }()
@@ -166,7 +164,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	t.Cleanup(func() { require.NoError(t, agent.Close()) })
 
 	tokens := must.Get(jwtsvid.NewIssuer(td, "k", token, nil))(t)
-	wits := must.Get(witsvid.NewIssuer(td, token, nil))(t)
+	wits := must.Get(witsvid.NewIssuer(td, "w", token, nil))(t)
 
 	testCA := spiffetest.NewCA(t, td.String())
 	endpoint, served := federationtest.NewEndpoint(t, testCA), workloadapitest.NewServer(t, testCA, "/web")
@@ -180,7 +178,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	}))(t)
 	vaultCA := must.Get(vault.New(vault.Options{Endpoint: caclient.Endpoint{
 		URL: "https://vault.example.org", TrustDomain: td, HTTPClient: httpClient(t, leaf, key),
-	}, Login: vault.CertLogin("", ""), Mount: "pki", Role: "web"}))(t)
+	}, Mount: "pki", Role: "web"}))(t)
 	member, memberKey := linkerdProxy(t, issuer)
 	instance := athenzname.Instance{
 		Provider: athenzname.Service{Domain: "k8s.admin", Name: "provider"}, Service: athenzname.Service{Domain: "media", Name: "web"}, ID: "web-0", Suffix: "example.org",

@@ -42,7 +42,6 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
-	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -297,7 +296,7 @@ var fields = map[string]struct {
 	"athenz.ProviderConfig.Verifier": {refused, func(*testing.T, *spiffetest.Source) error {
 		return must.Err(athenz.NewProvider(athenz.ProviderConfig{
 			Service: athenzname.Service{Domain: "k8s.admin", Name: "callback"}, Verifier: new(athenz.Verifier), Suffix: "svc.cluster.local",
-			ZTS: authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, authn.ErrNoCredential }), Pods: noPods{},
+			ZTS: authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, authn.ErrNoCredential }), Pods: noPods,
 		}))
 	}},
 	"ca.Config.JWT": {ready, func(t *testing.T, _ *spiffetest.Source) error {
@@ -316,10 +315,6 @@ var fields = map[string]struct {
 	}},
 	"caserver.Options.Linkerd": {refused, func(t *testing.T, _ *spiffetest.Source) error {
 		return serverOf(t, caserver.Options{Linkerd: new(linkerd.Options)})
-	}},
-	"secretcache.Config.Previous": {refused, func(t *testing.T, _ *spiffetest.Source) error {
-		_, err := secretcache.New(secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org/web"), CA: spiffetest.NewCA(t, "example.org"), Previous: new(spiffe.Snapshot)})
-		return err
 	}},
 	"kube.TokenReviewOptions.Reviewer": {refused, func(*testing.T, *spiffetest.Source) error {
 		_, err := kube.TokenReview(kube.TokenReviewOptions{Reviewer: new(kube.Reviewer), TrustDomain: spiffe.MustParseTrustDomain("example.org"), Audiences: []string{"a"}})
@@ -369,9 +364,7 @@ var fields = map[string]struct {
 
 var _ = sidecar.Identity{} // its fields are above
 
-type noPods struct{}
-
-func (noPods) Pod(context.Context, string, string) (*athenz.Pod, error) { return nil, athenz.ErrNoPod }
+func noPods(context.Context, string, string) (*athenz.Pod, error) { return nil, athenz.ErrNoPod }
 
 func serverOf(t *testing.T, o caserver.Options) error {
 	a := must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org")}))(t)

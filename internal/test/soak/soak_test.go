@@ -238,11 +238,8 @@ func serve(ctx context.Context, dir string, in *bufio.Scanner) error {
 	apiServer := httptest.NewServer(api)
 	defer apiServer.Close()
 	authority := must.Do(ca.New(ca.Config{TrustDomain: td, Logger: log}))
-	options := &istioca.Options{}
-	k := caserver.Kubernetes{TrustDomain: td, API: kube.ReviewerOptions{APIServer: apiServer.URL, HTTPClient: apiServer.Client()}}
-	if _, err := k.Set(options, nil); err != nil {
-		return err
-	}
+	reviewer := must.Do(kube.NewReviewer(&kube.ReviewerOptions{APIServer: apiServer.URL, HTTPClient: apiServer.Client()}))
+	tokens := must.Do(kube.TokenReview(kube.TokenReviewOptions{Reviewer: reviewer, TrustDomain: td}))
 	ready := make(chan struct{})
 	serverID, localhost := spiffe.MustParseID("spiffe://example.org/ca"), pki.DNSSAN("localhost")
 	own := must.Do(local.NewServer(authority, serverID, localhost))
@@ -253,7 +250,7 @@ func serve(ctx context.Context, dir string, in *bufio.Scanner) error {
 	defer identity.Close()
 	server := must.Do(caserver.New(caserver.Options{
 		CA: authority, TrustDomain: td, Identity: identity,
-		Istio: options, RootsFile: filepath.Join(dir, "roots.pem"), Ready: func() { close(ready) }, Logger: log,
+		Istio: &istioca.Options{Authenticator: tokens}, RootsFile: filepath.Join(dir, "roots.pem"), Ready: func() { close(ready) }, Logger: log,
 	}))
 	l := must.Do(net.Listen("tcp", "127.0.0.1:0"))
 	if err := os.WriteFile(filepath.Join(dir, "ca"), []byte(l.Addr().String()), 0o644); err != nil {

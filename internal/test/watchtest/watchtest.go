@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
@@ -152,7 +153,7 @@ func authority(t *testing.T) func(io.Writer) error {
 	td := spiffe.MustParseTrustDomain("example.org")
 	store := must.Get(ca.NewDirStore(filepath.Join(t.TempDir(), "ca")))(t)
 	a := must.Get(ca.Open(t.Context(), ca.Config{TrustDomain: td, Create: true}, store))(t)
-	tokens := must.Get(caserver.NewInsecureTokens(td, filepath.Join(t.TempDir(), "secret")))(t)
+	tokens := authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, authn.ErrNoCredential })
 	ready := make(chan struct{})
 	api := kubetest.Start(t)
 	api.Put("/apis/certificates.k8s.io/v1/namespaces/shop/podcertificaterequests/waits", map[string]any{

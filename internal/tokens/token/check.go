@@ -1,7 +1,6 @@
 package token
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -14,8 +13,7 @@ const (
 	DefaultLeeway = time.Minute
 	MaxLeeway     = 2 * time.Minute
 
-	defaultRemember = 1000
-	maxRemember     = 1 << 20
+	remembered = 1000 // tokens
 )
 
 // Checker checks tokens against the bundles and the time. It caches a verified token with a value of its package, a
@@ -25,7 +23,7 @@ type Checker[V any] struct {
 	bundles spiffe.BundleSource
 	leeway  time.Duration
 	Now     func() time.Time
-	memory  *Memory[spiffe.Bundle, proven[V]] // nil for none
+	memory  *Memory[spiffe.Bundle, proven[V]]
 }
 
 // proven is the cached result for a token.
@@ -34,9 +32,9 @@ type proven[V any] struct {
 	value V
 }
 
-// NewChecker returns a Checker. For the options, nil and 0 mean the default.
+// NewChecker returns a Checker. A nil leeway or now means the default.
 func NewChecker[V any](
-	k *Kind, bundles spiffe.BundleSource, leeway *time.Duration, now func() time.Time, remember int,
+	k *Kind, bundles spiffe.BundleSource, leeway *time.Duration, now func() time.Time,
 ) (*Checker[V], error) {
 	c := &Checker[V]{Kind: k, bundles: bundles, leeway: DefaultLeeway, Now: now}
 	if leeway != nil {
@@ -45,18 +43,13 @@ func NewChecker[V any](
 	if now == nil {
 		c.Now = time.Now
 	}
-	remember = cmp.Or(remember, defaultRemember)
 	switch {
 	case bundles == nil:
 		return nil, errors.New("no bundle source")
 	case c.leeway < 0 || c.leeway > MaxLeeway:
 		return nil, fmt.Errorf("the leeway is %v, not from 0 to %v", c.leeway, MaxLeeway)
-	case remember < -1 || remember > maxRemember:
-		return nil, fmt.Errorf("the option Remember is %d, not from -1 to %d", remember, maxRemember)
 	}
-	if remember > 0 {
-		c.memory = NewMemory[spiffe.Bundle, proven[V]](remember)
-	}
+	c.memory = NewMemory[spiffe.Bundle, proven[V]](remembered)
 	return c, nil
 }
 

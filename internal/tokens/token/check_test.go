@@ -32,7 +32,7 @@ func newBundle(t testing.TB, td string) *spiffe.Bundle {
 func TestRemembered(t *testing.T) {
 	t.Parallel()
 	src := &source{bundle: newBundle(t, "example.org")}
-	c := must.Get(token.NewChecker[string](kind, src, nil, nil, 1))(t)
+	c := must.Get(token.NewChecker[string](kind, src, nil, nil))(t)
 	ends := time.Now().Add(time.Hour)
 	c.Keep("one", webID, ends, src.bundle, "value")
 	got, ok, e := c.Recall("one")
@@ -51,8 +51,6 @@ func TestRemembered(t *testing.T) {
 	c.Keep(long, webID, ends, src.bundle, "long")
 	got, _, _ = c.Recall(long)
 	assert.Equal(t, "long", got)
-	_, ok, _ = c.Recall("one")
-	assert.False(t, ok, "there is one place")
 
 	// What the source gives now has the last word.
 	src.bundle = newBundle(t, "example.org")
@@ -66,11 +64,19 @@ func TestRemembered(t *testing.T) {
 		require.NotNil(t, e)
 		assert.Equal(t, webID, e.ID)
 	}
+}
 
-	none := must.Get(token.NewChecker[string](kind, src, nil, nil, -1))(t)
-	none.Keep("one", webID, ends, newBundle(t, "example.org"), "value")
-	_, ok, _ = none.Recall("one")
-	assert.False(t, ok)
+// In a memory that is full, a new token takes the place of the token that ends first.
+func TestMemoryReplaces(t *testing.T) {
+	t.Parallel()
+	m, trust := token.NewMemory[int, int](4), new(int) // one set
+	for i, left := range []time.Duration{10, 11, 12, 13, 9, 20} {
+		m.Keep(string(rune('a'+i)), i, trust, time.Now().Add(left*time.Minute))
+	}
+	for text, want := range map[string]bool{"a": false, "b": true, "c": true, "d": true, "e": false, "f": true} {
+		_, _, ok := m.Find(text)
+		assert.Equal(t, want, ok, text)
+	}
 }
 
 func TestError(t *testing.T) {

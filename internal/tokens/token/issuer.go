@@ -104,6 +104,3 @@ func (i *Issuer) issue(
 func (i *Issuer) String() string {
 	return fmt.Sprintf("%s.Issuer(%s, %v, %q)", i.kind.Package, i.config.Domain, i.Algorithm, i.config.KeyID)
 }
-
-// KeyID returns the value of "kid".
-func (i *Issuer) KeyID() string { return i.config.KeyID }

@@ -140,15 +140,15 @@ type Log struct {
 	health  error     // the error of the last write
 	last    digest    // the hash of the last line, here or in an earlier file
 
-	file *os.File // nil if closed; for the goroutine that writes, and Close after it
+	written fs.FileInfo // of the file that was written last; for the goroutine that writes
 }
 
 // batch goes to the disk together: records, or none, to check that the disk works.
 type batch struct {
-	lines  [][]byte
-	reopen bool // opens the file again
-	done   chan struct{}
-	err    error // valid once done is closed
+	lines [][]byte // without the last member
+	probe bool     // checks that there is room for one more
+	done  chan struct{}
+	err   error // valid once done is closed
 }
 
 // Open opens the audit log at path, or creates it with mode 0600 in an existing directory. The error says what is
@@ -259,12 +259,8 @@ func (l *Log) work() {
 		if b == nil {
 			return
 		}
-		if b.reopen {
-			l.leave()
-		}
 		last, err := l.commit(b)
 		if err != nil {
-			l.leave() // what the file holds is unknown now; the next attempt looks
 			err = fmt.Errorf("%s: %w", l.path, err)
 		}
 		l.mu.Lock()
@@ -287,6 +283,7 @@ func (l *Log) Err() error {
 	defer l.mu.Unlock()
 	if !l.closed && !l.busy && time.Since(l.checked) >= checkEvery {
 		b := l.next()
+		b.probe = true
 		l.mu.Unlock()
 		select {
 		case <-b.done:
@@ -315,8 +312,7 @@ func (l *Log) End() string {
 	return hex.EncodeToString(l.last[:])
 }
 
-// Reopen closes the file and opens the file at its path, creating it if it was moved away. When it returns, the old
-// file gets no more lines.
+// Reopen creates the file if it was moved away. When it returns, the old file gets no more lines.
 func (l *Log) Reopen() error {
 	l.mu.Lock()
 	if l.closed {
@@ -324,7 +320,6 @@ func (l *Log) Reopen() error {
 		return fmt.Errorf("auditlog: reopen %s: %w", l.path, fs.ErrClosed)
 	}
 	b := l.next()
-	b.reopen = true
 	l.mu.Unlock()
 	<-b.done
 	if b.err != nil {
@@ -333,50 +328,46 @@ func (l *Log) Reopen() error {
 	return nil
 }
 
-// Close waits for pending records and closes the file. Closing again does nothing.
+// Close waits for pending records, and refuses further ones. Closing again does nothing.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	l.closed = true
 	l.mu.Unlock()
 	l.writing.Wait()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.leave()
 	return nil
 }
 
 // commit writes the lines of b at the end of the file that is at path now, waits for the disk, and returns the hash of
-// the last line. Without lines it checks that there is room for one, except to reopen: a program starts on a full
-// disk, too.
+// the last line. A sync without lines shows whether the disk works.
 func (l *Log) commit(b *batch) (last digest, err error) {
-	last, torn, err := l.settle()
+	f, info, err := l.open()
 	if err != nil {
 		return last, err
 	}
-	defer func() {
-		if l.file != nil {
-			_ = flock.Unlock(l.file)
-		}
-	}()
+	defer f.Close() // which unlocks it, too; all of it went through fsync
+	last, torn, err := l.end(f, info)
+	if err != nil {
+		return last, err
+	}
 	var text []byte
 	if torn {
 		text = append(text, '\n')
 	}
 	for _, line := range b.lines {
-		last = link(line, last)
-		text = append(append(text, line...), '\n')
+		text, last = link(text, line, last)
 	}
 	if len(b.lines) > 0 {
-		if n, err := l.write(l.file, text); err != nil || n < len(text) {
+		if n, err := l.write(f, text); err != nil || n < len(text) {
 			return last, cmp.Or(err, io.ErrShortWrite)
 		}
 	}
-	// Without lines, too: the sync shows whether the disk works.
-	if err = l.sync(l.file); err != nil || len(b.lines) > 0 || b.reopen {
+	if err = l.sync(f); err != nil {
 		return last, err
 	}
-	if err = l.probe(); err != nil {
-		err = fmt.Errorf("no room for another record: %w", err)
+	if l.written = info; b.probe {
+		if err = l.probe(); err != nil {
+			err = fmt.Errorf("no room for another record: %w", err)
+		}
 	}
 	return last, err
 }
@@ -397,73 +388,63 @@ func (l *Log) probe() error {
 	return errors.Join(err, f.Close(), os.Remove(path))
 }
 
-// settle opens the file that is at path now, unless it is open, locks it, and reads its end: the hash of the last
-// line, and whether that lacks its newline. An empty file continues the file before it.
-func (l *Log) settle() (last digest, torn bool, err error) {
+// open opens the file at path, or creates it durably, and locks it.
+func (l *Log) open() (*os.File, fs.FileInfo, error) {
 	for { // others may move the file away repeatedly
-		opened := l.file == nil
-		if opened {
-			if l.file, err = l.open(); err != nil {
-				return last, false, err
-			}
-		}
-		if err = lock(l.file); err != nil {
-			return last, false, err
-		}
-		own, err := l.file.Stat()
+		f, err := private.OpenFile(l.path, os.O_RDWR|os.O_APPEND|os.O_CREATE, private.Options{Warn: func(err error) {
+			l.log.Warn("auditlog: other users can change the audit log", err.Error(), slog.Any("err", err))
+		}})
 		if err != nil {
-			return last, false, err
+			return nil, nil, err
 		}
-		named, err := os.Stat(l.path)
+		info, named, err := l.lock(f)
 		switch {
-		case errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(own, named):
-			l.leave()
 		case err != nil:
-			return last, false, err
-		case own.Size() > 0:
-			return end(l.file, own.Size())
-		case opened:
-			last, err = l.follow()
-			return last, false, err
-		default:
-			return l.last, false, nil
+			f.Close()
+			return nil, nil, err
+		case named:
+			return f, info, nil
 		}
+		f.Close()
 	}
 }
 
-// open opens the file at path, or creates it durably.
-func (l *Log) open() (*os.File, error) {
-	f, err := private.OpenFile(l.path, os.O_RDWR|os.O_APPEND|os.O_CREATE, private.Options{Warn: func(err error) {
-		l.log.Warn("auditlog: other users can change the audit log", err.Error(), slog.Any("err", err))
-	}})
-	if err != nil {
-		return nil, err
+// lock locks f, which was at path when it was opened, and reports whether it still is.
+func (l *Log) lock(f *os.File) (info fs.FileInfo, named bool, err error) {
+	if err = lock(f); err != nil {
+		return nil, false, err
 	}
-	info, err := f.Stat()
-	if err == nil && runtime.GOOS != "windows" && info.Mode().Perm()&0o006 == 0o004 {
+	if info, err = f.Stat(); err != nil {
+		return nil, false, err
+	}
+	if runtime.GOOS != "windows" && info.Mode().Perm()&0o006 == 0o004 {
 		l.log.Warn("auditlog: all users of this machine can read the audit log", "mode", slog.String("file", l.path),
 			slog.String("mode", fmt.Sprintf("%04o", info.Mode().Perm())),
 			slog.String("run", fmt.Sprintf("chmod o-r %q", l.path)))
 	}
-	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("not a regular file, so that nothing stays in it")
+	if info.Size() == 0 {
+		if err = l.dirs(filepath.Dir(l.path)); err != nil {
+			return nil, false, err
+		}
 	}
-	if err == nil && info.Size() == 0 {
-		err = l.dirs(filepath.Dir(l.path))
+	at, err := os.Stat(l.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, false, nil
 	}
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
+	return info, err == nil && os.SameFile(info, at), err
 }
 
-// leave closes the file, which also unlocks it.
-func (l *Log) leave() {
-	if l.file != nil {
-		_ = l.file.Close() // all of it went through fsync
-		l.file = nil
+// end returns the hash of the last line of f, and whether that line lacks its newline. An empty file continues the
+// file before it, or what was in it.
+func (l *Log) end(f *os.File, info fs.FileInfo) (last digest, torn bool, err error) {
+	switch {
+	case info.Size() > 0:
+		return end(f, info.Size())
+	case l.written != nil && os.SameFile(l.written, info):
+		return l.last, false, nil
 	}
+	last, err = l.follow()
+	return last, false, err
 }
 
 // lockTime is how long another process may hold the lock. A writer needs it for one write; any process that may read

@@ -26,6 +26,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/spiffe"
@@ -68,8 +69,7 @@ func open(t *testing.T, path string, log *slog.Logger, f *auditlog.Faults) *audi
 	if f == nil {
 		f = &auditlog.Faults{}
 	}
-	l, err := auditlog.OpenFaulty(path, log, f)
-	require.NoError(t, err)
+	l := must.Get(auditlog.OpenFaulty(path, log, f))(t)
 	t.Cleanup(func() { require.NoError(t, l.Close()) })
 	return l
 }
@@ -82,8 +82,7 @@ func contents(t *testing.T, paths ...string) (got []string) {
 	t.Helper()
 	var all []byte
 	for _, p := range paths {
-		text, err := os.ReadFile(p)
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile(p))(t)
 		all = append(all, text...)
 	}
 	var before []byte
@@ -117,8 +116,7 @@ func TestFormat(t *testing.T) {
 	require.NoError(t, l.Record(t.Context(), all))
 	require.NoError(t, l.Record(t.Context(), &ca.Issuance{}))
 
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(path))(t)
 	first, second, _ := strings.Cut(string(text), "\n")
 	assert.Equal(t, `{"time":"2026-01-02T03:04:05.678Z","kind":"x509-svid","serial":"5d1c","id":"spiffe://example.org/ns/a/sa/b",`+
 		`"dns_names":["a.example.org","b"],"ips":["192.0.2.1","2001:db8::1"],"audience":["x","y"],`+
@@ -146,8 +144,7 @@ func TestHostileText(t *testing.T) {
 		i.Caller, i.DNSNames, i.Audience = s, []string{"", s[:min(len(s), 100)]}, []string{s[:min(len(s), 100)]}
 		require.NoError(t, l.Record(t.Context(), i), "%.100q", s)
 	}
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(path))(t)
 	require.NoError(t, auditlog.Verify(io.Discard, "", l.End(), bytes.NewReader(text)))
 	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 	require.Len(t, lines, len(texts))
@@ -384,10 +381,8 @@ func TestCannotReopen(t *testing.T) {
 // Whatever a crash left at the end of the file is ended, so that nothing is glued to it.
 func TestTornEnd(t *testing.T) {
 	t.Parallel()
-	whole, err := auditlog.Line(record("1"), [32]byte{})
-	require.NoError(t, err)
-	second, err := auditlog.Line(record("2"), sha256.Sum256([]byte(whole)))
-	require.NoError(t, err)
+	whole := must.Get(auditlog.Line(record("1"), [32]byte{}))(t)
+	second := must.Get(auditlog.Line(record("2"), sha256.Sum256([]byte(whole))))(t)
 	for name, tc := range map[string]struct {
 		text string
 		want []string
@@ -411,13 +406,11 @@ func TestTornEnd(t *testing.T) {
 		path := logPath(t)
 		require.NoError(t, os.WriteFile(path, []byte(tc.text), 0o600))
 		l := open(t, path, nil, nil)
-		opened, err := os.ReadFile(path)
-		require.NoError(t, err)
+		opened := must.Get(os.ReadFile(path))(t)
 		assert.Equal(t, tc.text, string(opened), "%s: a file that ends as a crash leaves it does so until there is a record", name)
 		require.NoError(t, l.Record(t.Context(), record("new")))
 		assert.Equal(t, tc.want, contents(t, path), name)
-		text, err := os.ReadFile(path)
-		require.NoError(t, err)
+		text := must.Get(os.ReadFile(path))(t)
 		assert.Equal(t, tc.text, string(text[:len(tc.text)]), "%s: nothing is taken away", name)
 	}
 }
@@ -453,7 +446,9 @@ func TestNamesAreDurable(t *testing.T) {
 	l := open(t, path, nil, faults)
 	require.Equal(t, 2, syncs, "it is new as long as it is empty")
 	require.NoError(t, l.Record(t.Context(), record("1")))
-	require.Equal(t, 2, syncs)
+	require.Equal(t, 3, syncs)
+	require.NoError(t, l.Record(t.Context(), record("1a")))
+	require.Equal(t, 3, syncs)
 
 	require.NoError(t, os.Rename(path, path+".1"))
 	broken = syscall.EIO
@@ -461,10 +456,9 @@ func TestNamesAreDurable(t *testing.T) {
 	broken = nil
 	require.NoError(t, l.Reopen())
 	require.NoError(t, l.Record(t.Context(), record("2")))
-	require.Equal(t, []string{"1", "2"}, contents(t, path+".1", path))
+	require.Equal(t, []string{"1", "1a", "2"}, contents(t, path+".1", path))
 	if runtime.GOOS != "windows" {
-		info, err := os.Stat(path)
-		require.NoError(t, err)
+		info := must.Get(os.Stat(path))(t)
 		require.Equal(t, fs.FileMode(0o600), info.Mode(), "for its owner only")
 	}
 }
@@ -513,17 +507,15 @@ func TestRotation(t *testing.T) {
 		}
 	}
 	verify := func(after string) (string, error) {
-		paths, err := auditlog.Files(path)
-		require.NoError(t, err)
+		paths := must.Get(auditlog.Files(path))(t)
 		var all []io.Reader
 		for _, p := range paths {
-			f, err := os.Open(p)
-			require.NoError(t, err)
+			f := must.Get(os.Open(p))(t)
 			defer f.Close()
 			all = append(all, f)
 		}
 		var out strings.Builder
-		err = auditlog.Verify(&out, after, l.End(), all...)
+		err := auditlog.Verify(&out, after, l.End(), all...)
 		return out.String(), err
 	}
 	out, err := verify("")
@@ -531,8 +523,7 @@ func TestRotation(t *testing.T) {
 	require.Contains(t, out, fmt.Sprintf("%d records", written))
 
 	// Of files that were deleted, Verify has to be told the last line.
-	all, err := auditlog.Files(path)
-	require.NoError(t, err)
+	all := must.Get(auditlog.Files(path))(t)
 	require.Len(t, all, 7)
 	require.NoError(t, os.Remove(all[0]))
 	out, err = verify("")
@@ -564,8 +555,7 @@ func TestMovedAway(t *testing.T) {
 	require.NoError(t, l.Record(t.Context(), record("3")))
 	require.Equal(t, []string{"1", "2", "3"}, contents(t, path+".1", path+".2", path))
 
-	kept, err := os.ReadFile(path)
-	require.NoError(t, err)
+	kept := must.Get(os.ReadFile(path))(t)
 	require.NoError(t, os.Truncate(path, 0))
 	require.NoError(t, l.Record(t.Context(), record("4")))
 	require.NoError(t, os.WriteFile(path+".3", kept, 0o600))

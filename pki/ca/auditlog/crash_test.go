@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 )
@@ -64,8 +65,7 @@ func child(path string) {
 func TestKill(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	self, err := os.Executable()
-	require.NoError(t, err)
+	self := must.Get(os.Executable())(t)
 	rounds := 12
 	if *long {
 		rounds = 1000
@@ -76,8 +76,7 @@ func TestKill(t *testing.T) {
 	for range rounds {
 		cmd := exec.Command(self)
 		cmd.Env = append(os.Environ(), childPath+"="+path)
-		out, err := cmd.StdoutPipe()
-		require.NoError(t, err)
+		out := must.Get(cmd.StdoutPipe())(t)
 		require.NoError(t, cmd.Start())
 		lines := bufio.NewScanner(out)
 		var kill *time.Timer
@@ -92,8 +91,7 @@ func TestKill(t *testing.T) {
 	}
 	require.Greater(t, len(promised), rounds)
 
-	l, err := auditlog.Open(path, nil) // which ends the last line
-	require.NoError(t, err)
+	l := must.Get(auditlog.Open(path, nil))(t) // which ends the last line
 	require.NoError(t, l.Close())
 	torn := 0
 	for _, serial := range contents(t, path) {

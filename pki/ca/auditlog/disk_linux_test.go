@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 )
@@ -40,8 +41,7 @@ func TestSmallDisk(t *testing.T) {
 		t.Skip("may not mount:", err)
 	}
 	path := filepath.Join(dir, "audit.jsonl")
-	l, err := auditlog.Open(path, nil)
-	require.NoError(t, err)
+	l := must.Get(auditlog.Open(path, nil))(t)
 	require.NoError(t, l.Record(t.Context(), record("1")))
 	require.NoError(t, l.Err())
 	for round := range 2 {
@@ -70,15 +70,13 @@ func TestPlantedFiles(t *testing.T) {
 	require.NoError(t, syscall.Mkfifo(path+".1", 0o666))
 	require.NoError(t, os.Symlink("/dev/zero", path+".2"))
 	if os.Geteuid() == 0 {
-		line, err := auditlog.Line(record("x"), [32]byte{})
-		require.NoError(t, err)
+		line := must.Get(auditlog.Line(record("x"), [32]byte{}))(t)
 		require.NoError(t, os.WriteFile(path+".3", []byte(line), 0o666))
 		require.NoError(t, os.Chown(path+".3", 54321, -1))
 	}
 	l := open(t, path, nil, nil)
 	require.NoError(t, l.Record(t.Context(), record("1")))
 	require.Equal(t, []string{"1"}, contents(t, path))
-	all, err := auditlog.Files(path)
-	require.NoError(t, err)
+	all := must.Get(auditlog.Files(path))(t)
 	require.Equal(t, []string{path}, all)
 }

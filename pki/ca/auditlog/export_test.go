@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"log/slog"
 	"os"
+	"strings"
 )
 
 // Faults stands between a Log and its disk. A nil function does nothing.
@@ -69,8 +70,6 @@ func (l *Log) Pending() int {
 // Line returns the line of a record, without a newline.
 func Line(record any, prev [32]byte) (string, error) {
 	line, err := encode(record)
-	if err == nil {
-		link(line, prev)
-	}
-	return string(line), err
+	text, _ := link(nil, line, prev)
+	return strings.TrimSuffix(string(text), "\n"), err
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/files/flock"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 )
@@ -40,8 +41,7 @@ func TestKeyEvents(t *testing.T) {
 	require.NoError(t, l.Record(t.Context(), record("2")))
 	require.Equal(t, []string{"1", "tainted 5d1cwhy", "\uFFFD", "2"}, contents(t, path))
 
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
+	text := must.Get(os.ReadFile(path))(t)
 	lines := strings.Split(string(text), "\n")
 	want := `{"time":"2026-01-02T03:04:05.678Z","event":"tainted","key":"root","serial":"5d1c","not_after":"2026-01-02T03:04:05Z",` +
 		`"fingerprint":"00ff","successor":"77","detail":"why","uid":"1000","host":"h","command":"ca -taint 5d1c","prev":"`
@@ -191,8 +191,7 @@ func TestLockIsHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := logPath(t)
 		l := open(t, path, nil, nil)
-		other, err := os.Open(path) // a process that may read it may lock it
-		require.NoError(t, err)
+		other := must.Get(os.Open(path))(t) // a process that may read it may lock it
 		defer other.Close()
 		require.NoError(t, flock.Lock(other))
 		begin := time.Now()

@@ -24,7 +24,7 @@ type digest = [sha256.Size]byte
 
 var noDigest = strings.Repeat("0", 2*sha256.Size)
 
-// encode returns the line of a record without its newline, after a line of zeros: see link.
+// encode returns the line of a record without its last member and newline: see link.
 func encode(record any) ([]byte, error) {
 	var b bytes.Buffer
 	j := json.NewEncoder(&b)
@@ -32,17 +32,18 @@ func encode(record any) ([]byte, error) {
 	if err := j.Encode(record); err != nil {
 		return nil, err
 	}
-	line := append(bytes.TrimSuffix(b.Bytes(), []byte("}\n")), prevMember+noDigest+lineEnd...)
-	if len(line) > maxLine {
+	line := bytes.TrimSuffix(b.Bytes(), []byte("}\n"))
+	if len(line)+endLen > maxLine {
 		return nil, fmt.Errorf("it would be a line of more than %d bytes", maxLine)
 	}
 	return line, nil
 }
 
-// link gives line, which encode returned, the hash prev of the line before it, and returns its own hash.
-func link(line []byte, prev digest) digest {
-	hex.Encode(line[len(line)-len(lineEnd)-2*sha256.Size:], prev[:])
-	return sha256.Sum256(line)
+// link appends to text a line that encode returned, with the hash of the line before it, and returns the line's hash.
+func link(text, line []byte, prev digest) ([]byte, digest) {
+	begin := len(text)
+	text = fmt.Appendf(text, "%s%s%x%s", line, prevMember, prev, lineEnd)
+	return append(text, '\n'), sha256.Sum256(text[begin:])
 }
 
 // The faults of a line.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 )
@@ -27,8 +28,7 @@ func chain(t testing.TB, n int) []string {
 	var prev [32]byte
 	lines := make([]string, n)
 	for i := range lines {
-		line, err := auditlog.Line(record(fmt.Sprint(i)), prev)
-		require.NoError(t, err)
+		line := must.Get(auditlog.Line(record(fmt.Sprint(i)), prev))(t)
 		lines[i], prev = line, sha256.Sum256([]byte(line))
 	}
 	return lines
@@ -87,8 +87,7 @@ func TestVerify(t *testing.T) {
 		return line
 	}
 	torn := `{"time":"20`
-	afterTorn, err := auditlog.Line(record("next"), sha256.Sum256([]byte(torn)))
-	require.NoError(t, err)
+	afterTorn := must.Get(auditlog.Line(record("next"), sha256.Sum256([]byte(torn))))(t)
 	zeros := bytes.Repeat([]byte{0}, 300)
 	for name, tc := range map[string]struct {
 		last  string
@@ -175,8 +174,7 @@ func TestLongLines(t *testing.T) {
 	lines := chain(t, 2)
 	for _, length := range []int{65_535, 65_536, 65_537, 131_072, 131_073, 500_000} {
 		long := strings.Repeat("x", length)
-		next, err := auditlog.Line(record("next"), sha256.Sum256([]byte(long)))
-		require.NoError(t, err)
+		next := must.Get(auditlog.Line(record("next"), sha256.Sum256([]byte(long))))(t)
 		out, err := verify(lines[0] + "\n" + long + "\n" + next + "\n")
 		require.NoError(t, err, length)
 		require.Contains(t, out, "line 2: an unfinished line", length)
@@ -220,10 +218,8 @@ func TestReadErrors(t *testing.T) {
 // successor is changed.
 func FuzzVerify(f *testing.F) {
 	lines := chain(f, 3)
-	all, err := auditlog.Line(full(), [32]byte{})
-	require.NoError(f, err)
-	event, err := auditlog.Line(fullEvent(), sha256.Sum256([]byte(all)))
-	require.NoError(f, err)
+	all := must.Get(auditlog.Line(full(), [32]byte{}))(f)
+	event := must.Get(auditlog.Line(fullEvent(), sha256.Sum256([]byte(all))))(f)
 	f.Add([]byte(strings.Join(lines, "\n")))
 	f.Add([]byte(all + "\n" + event))
 	f.Add([]byte(lines[0] + "\n" + lines[1][:40] + "\n"))

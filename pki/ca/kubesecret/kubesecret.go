@@ -58,9 +58,8 @@ const (
 )
 
 const (
-	mark     = "istio-generated" // a name in the data of cacerts
-	ours     = "svidkit-"        // the prefix of names that are not Istio's
-	maxBytes = 1 << 20           // of all values of a Secret together
+	mark = "istio-generated" // a name in the data of cacerts
+	ours = "svidkit-"        // the prefix of names that are not Istio's
 )
 
 // istios are Istio's names that belong to the record.
@@ -148,8 +147,8 @@ func (s *Store) Load(ctx context.Context) (ca.Record, error) {
 }
 
 // Save implements [ca.Store]. Without a deadline in ctx each of its two requests takes at most ten seconds. All names
-// in the record must be Istio's, or begin with svidkit-, and all values in the Secret together have at most 1 MiB. If
-// it is unknown whether the Secret was written, the error says so: load it again.
+// in the record must be Istio's, or begin with svidkit-. If it is unknown whether the Secret was written, the error
+// says so: load it again.
 func (s *Store) Save(ctx context.Context, r ca.Record) (string, error) {
 	version, err := s.save(ctx, r)
 	if err != nil {
@@ -159,15 +158,10 @@ func (s *Store) Save(ctx context.Context, r ca.Record) (string, error) {
 }
 
 func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
-	total := 0
-	for name, value := range r.Data() {
+	for name := range r.Data() {
 		if !inRecord(name) {
 			return "", fmt.Errorf("the name %.64q is not one of a record", name)
 		}
-		total += len(value)
-	}
-	if total == 0 {
-		return "", errors.New("the record is empty")
 	}
 	o, err := s.get(ctx)
 	switch {
@@ -294,13 +288,7 @@ func (o *object) UnmarshalJSON(b []byte) error {
 
 // inRecord reports whether name belongs to a record.
 func inRecord(name string) bool {
-	if slices.Contains(istios, name) {
-		return true
-	}
-	return strings.HasPrefix(name, ours) && len(name) <= 253 && !strings.ContainsFunc(name, func(c rune) bool {
-		return !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
-			strings.ContainsRune("-._", c))
-	})
+	return slices.Contains(istios, name) || strings.HasPrefix(name, ours)
 }
 
 // holdsRecord reports whether there is any value of a record. A Secret that was only created so that RBAC can name it
@@ -332,13 +320,6 @@ func (o *object) with(record map[string][]byte, marked bool) (map[string]json.Ra
 	}
 	if marked && !o.marked() {
 		data[mark] = []byte{}
-	}
-	total := 0
-	for _, value := range data {
-		total += len(value)
-	}
-	if total > maxBytes {
-		return nil, fmt.Errorf("the Secret would have %d bytes of data, and Kubernetes allows %d", total, maxBytes)
 	}
 	encoded, err := json.Marshal(data)
 	if err != nil {

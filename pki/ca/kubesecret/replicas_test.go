@@ -31,6 +31,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -211,8 +212,7 @@ func certificates(t *testing.T, b []byte) (out []*x509.Certificate) {
 		block, b = pem.Decode(b)
 		require.NotNil(t, block)
 		require.Equal(t, "CERTIFICATE", block.Type)
-		c, err := x509.ParseCertificate(block.Bytes)
-		require.NoError(t, err)
+		c := must.Get(x509.ParseCertificate(block.Bytes))(t)
 		out = append(out, c)
 	}
 	return out
@@ -220,10 +220,8 @@ func certificates(t *testing.T, b []byte) (out []*x509.Certificate) {
 
 func request(t *testing.T) *pki.CSR {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
-	csr, err := pki.NewCSR(key, pki.CSROptions{})
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	return csr
 }
 
@@ -496,8 +494,7 @@ func TestOthersTouchTheSecret(t *testing.T) {
 		o["metadata"].(map[string]any)["labels"] = map[string]any{"backup": "nightly"}
 		o["data"].(map[string]any)["note"] = "AAAA"
 		f.server.Put(path, o)
-		root, err := f.replicas[3].Rotate(t.Context())
-		require.NoError(t, err)
+		root := must.Get(f.replicas[3].Rotate(t.Context()))(t)
 		f.converged()
 		touched := stored(t, f.server, path)
 		assert.Equal(t, map[string]any{"backup": "nightly"}, touched.Metadata["labels"])
@@ -531,21 +528,17 @@ func TestOthersTouchTheSecret(t *testing.T) {
 // is the trust domain, and which may sign certificates and nothing else, with an RSA key.
 func istiosSecret(t *testing.T, block string) (map[string]any, *x509.Certificate, *rsa.PrivateKey) {
 	t.Helper()
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	require.NoError(t, err)
+	key := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(0x7e57), Subject: pkix.Name{Organization: []string{domain.String()}},
 		NotBefore: time.Now().Add(-24 * time.Hour), NotAfter: time.Now().Add(3650 * 24 * time.Hour),
 		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true, SignatureAlgorithm: x509.SHA256WithRSA,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	require.NoError(t, err)
-	root, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
+	root := must.Get(x509.ParseCertificate(der))(t)
 	private := x509.MarshalPKCS1PrivateKey(key)
 	if block == "PRIVATE KEY" {
-		private, err = x509.MarshalPKCS8PrivateKey(key)
-		require.NoError(t, err)
+		private = must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
 	}
 	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	return map[string]any{
@@ -588,8 +581,7 @@ func TestAdoption(t *testing.T) {
 					require.Len(t, r.Status().Roots, 1)
 					assert.True(t, r.Status().Roots[0].Certificate.Equal(root))
 					assert.Equal(t, ca.Active, r.Status().Roots[0].Phase)
-					chain, err := r.Sign(t.Context(), ca.Request{CSR: request(t), ID: worker})
-					require.NoError(t, err)
+					chain := must.Get(r.Sign(t.Context(), ca.Request{CSR: request(t), ID: worker}))(t)
 					require.NoError(t, chain[0].CheckSignatureFrom(root))
 				}
 				o := stored(t, f.server, path)
@@ -599,8 +591,7 @@ func TestAdoption(t *testing.T) {
 				}
 				readsAsIstio(t, o)
 
-				_, err := f.replicas[1].Rotate(t.Context())
-				require.NoError(t, err)
+				must.Get(f.replicas[1].Rotate(t.Context()))(t)
 				time.Sleep(f.cfg.Rotation.Propagation)
 				f.converged()
 				for _, r := range f.replicas {
@@ -619,15 +610,13 @@ func TestAdoption(t *testing.T) {
 // leafOf signs a leaf with nothing but the standard library.
 func leafOf(t *testing.T, root *x509.Certificate, key any) *x509.Certificate {
 	t.Helper()
-	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
+	own := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber: big.NewInt(2), NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, DNSNames: []string{"b.a.svc"},
 	}, root, own.Public(), key)
 	require.NoError(t, err)
-	leaf, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
+	leaf := must.Get(x509.ParseCertificate(der))(t)
 	return leaf
 }
 
@@ -642,8 +631,7 @@ func readsAsIstio(t *testing.T, o secret) *x509.Certificate {
 	}
 	assert.Empty(t, o.Data["cert-chain.pem"])
 	assert.Empty(t, o.Data["key.pem"])
-	pair, err := tls.X509KeyPair(o.Data["ca-cert.pem"], o.Data["ca-key.pem"])
-	require.NoError(t, err)
+	pair := must.Get(tls.X509KeyPair(o.Data["ca-cert.pem"], o.Data["ca-key.pem"]))(t)
 	require.Len(t, pair.Certificate, 1)
 	c := pair.Leaf
 	assert.True(t, c.IsCA)
@@ -652,8 +640,7 @@ func readsAsIstio(t *testing.T, o secret) *x509.Certificate {
 	assert.True(t, slices.ContainsFunc(certificates(t, o.Data["root-cert.pem"]), c.Equal))
 	pool := x509.NewCertPool()
 	require.True(t, pool.AppendCertsFromPEM(o.Data["root-cert.pem"]))
-	_, err = leafOf(t, c, pair.PrivateKey).Verify(x509.VerifyOptions{Roots: pool, CurrentTime: time.Now()})
-	require.NoError(t, err)
+	must.Get(leafOf(t, c, pair.PrivateKey).Verify(x509.VerifyOptions{Roots: pool, CurrentTime: time.Now()}))(t)
 	return c
 }
 
@@ -670,8 +657,7 @@ func TestIstioReads(t *testing.T) {
 			f.open(2)
 			first := readsAsIstio(t, stored(t, f.server, path))
 			assert.Equal(t, []string{"example.org"}, first.Subject.Organization)
-			_, err := f.replicas[0].Rotate(t.Context())
-			require.NoError(t, err)
+			must.Get(f.replicas[0].Rotate(t.Context()))(t)
 			during := readsAsIstio(t, stored(t, f.server, path))
 			assert.True(t, first.Equal(during), "the new root does not sign yet")
 			assert.Len(t, certificates(t, stored(t, f.server, path).Data["root-cert.pem"]), 2)
@@ -697,7 +683,7 @@ func TestRevokeNow(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, r := range f.replicas {
 			wg.Go(func() {
-				_, err := r.RevokeNow(t.Context(), stolen.ID)
+				_, err := r.Revoke(t.Context(), stolen.ID, true)
 				assert.NoError(t, err)
 			})
 		}

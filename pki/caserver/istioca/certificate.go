@@ -65,8 +65,7 @@ func NotForwarded(certificates authn.Authenticator) authn.Authenticator {
 // refused: the thief of the root's key could use them.
 func ForwardedCertificates(signer ca.Signer, td spiffe.TrustDomain,
 	proxies []netip.Prefix) (authn.Authenticator, error) {
-	forwarded, err := authn.ForwardedCertificate(authn.ForwardedOptions{Allow: spiffe.AllowMembersOf(td),
-		Proxies: proxies})
+	forwarded, err := authn.ForwardedCertificate(spiffe.AllowMembersOf(td), proxies...)
 	if err != nil {
 		return nil, err
 	}

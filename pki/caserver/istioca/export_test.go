@@ -1,5 +1,14 @@
 package istioca
 
+import (
+	"time"
+
+	"github.com/svidkit/svidkit/internal/grpchttp"
+)
+
+// SetTimeout sets the time for one request.
+func (s *Server) SetTimeout(d time.Duration) { s.handler.(*grpchttp.Handler).Timeout = d }
+
 // Decoded is what the server reads out of a request.
 type Decoded struct {
 	CSR                 string

@@ -98,9 +98,7 @@ type Grant struct {
 
 // Options are the options of [New]. Signer and Authenticator are required.
 type Options struct {
-	// Signer is the authority. Answers leave out roots in its chains. While its bundle is nil or empty, a CA
-	// certificate at the end of the chain is the root.
-	Signer        ca.Signer
+	Signer        ca.Signer // the authority; answers leave out roots in its chains
 	Authenticator authn.Authenticator
 
 	// Policy decides which identity and names a caller gets; nil means only its own ID. An error refuses the caller
@@ -131,11 +129,6 @@ type Options struct {
 	// setting.
 	AllowPlaintext bool
 
-	// Timeout bounds the work for one request. 0 means 75 seconds, enough for a registration authority that waits a
-	// minute for its signer. Istio's agents set no deadline. A request that has not arrived after 10 seconds ends
-	// earlier.
-	Timeout time.Duration
-
 	// Logger gets certificates (Debug), refusals with their reason (Info), and failures of the server or its parts
 	// (Warn, and Error for a panic). It gets at once the first refusal or failure of each reason and, for the first
 	// 12 callers, of each caller; the others are counted every minute, so that no caller can fill a log. A Logger
@@ -148,7 +141,8 @@ type Server struct {
 	opts    Options
 	handler http.Handler
 	metrics serverMetrics
-	tail    atomic.Pointer[tail]
+
+	intermediate atomic.Pointer[x509.Certificate] // that signed the last leaf; nil for none
 }
 
 // New returns a server. It starts no goroutine. The error says which option is missing or wrong.
@@ -158,8 +152,6 @@ func New(o Options) (*Server, error) {
 		return nil, errors.New("istioca: invalid Options: Signer is nil; a *ca.Authority is one")
 	case o.Authenticator == nil:
 		return nil, errors.New("istioca: invalid Options: Authenticator is nil; see package authn")
-	case o.Timeout < 0:
-		return nil, fmt.Errorf("istioca: invalid Options: Timeout is negative (%v)", o.Timeout)
 	case o.CertificateTTL < 0:
 		return nil, fmt.Errorf("istioca: invalid Options: CertificateTTL is negative (%v)", o.CertificateTTL)
 	}
@@ -169,7 +161,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{opts: o}
 	s.metrics.init(s)
 	s.handler = caservice.Service{
-		Name: "istioca", Path: CreateCertificate, Timeout: o.Timeout, Logger: o.Logger,
+		Name: "istioca", Path: CreateCertificate, Logger: o.Logger,
 		Reasons: []error{authn.ErrRefused, authn.ErrNoCredential}, Answer: s.create,
 	}.Handler()
 	return s, nil
@@ -183,58 +175,34 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.S
 // intermediate before the first certificate, are left out.
 func (s *Server) Report() report.Report { return report.Report{Metrics: s.metrics.Write} }
 
-// tail is the part of the last answer after its leaf. It never changes.
-type tail struct {
-	encoded []byte
-	signer  *x509.Certificate // the first intermediate; nil for none
-	root    *x509.Certificate // the first root
-}
-
 // encode returns the response for a chain: each certificate in its own text, then all roots in one.
 func (s *Server) encode(chain []*x509.Certificate) ([]byte, error) {
-	bundle := s.opts.Signer.Bundle() // after the signing, so that the root of the leaf is in it
-	t, err := newTail(chain[1:], bundle)
-	if err != nil {
-		return nil, err
-	}
-	s.tail.Store(t)
-	return protofield.Write(func(w *protofield.Writer) {
-		w.AddBytes(1, pki.MarshalCertificatesPEM(chain[0]))
-		w.Raw(t.encoded)
-	})
-}
-
-func newTail(chain []*x509.Certificate, bundle *spiffe.Bundle) (*tail, error) {
-	t := &tail{}
 	var roots []*x509.Certificate
-	if bundle != nil {
-		roots = slices.Collect(bundle.X509Authorities())
-	}
-	if n := len(chain); len(roots) == 0 && n > 0 && chain[n-1].BasicConstraintsValid && chain[n-1].IsCA {
-		roots = chain[n-1:]
+	if b := s.opts.Signer.Bundle(); b != nil { // after the signing, so that the root of the leaf is in it
+		roots = slices.Collect(b.X509Authorities())
 	}
 	if len(roots) == 0 {
-		return nil, errors.New("there is no root: the bundle is empty, and the chain does not end in a CA certificate")
+		return nil, errors.New("there is no root: the bundle of the signer is empty")
 	}
-	t.root = roots[0]
 	var above []*x509.Certificate
-	for i, c := range chain {
+	for i, c := range chain[1:] {
 		// A root here may be an intermediate for a peer with another bundle, unless it ends the chain.
-		if certchain.SelfSigned(c) || i == len(chain)-1 && slices.ContainsFunc(roots, c.Equal) ||
+		if certchain.SelfSigned(c) || i == len(chain)-2 && slices.ContainsFunc(roots, c.Equal) ||
 			slices.ContainsFunc(above, c.Equal) {
 			continue
 		}
 		above = append(above, c)
 	}
 	if len(above) > 0 {
-		t.signer = above[0]
+		s.intermediate.Store(above[0])
+	} else {
+		s.intermediate.Store(nil)
 	}
-	var err error
-	t.encoded, err = protofield.Write(func(w *protofield.Writer) {
+	return protofield.Write(func(w *protofield.Writer) {
+		w.AddBytes(1, pki.MarshalCertificatesPEM(chain[0]))
 		for _, c := range above {
 			w.AddBytes(1, pki.MarshalCertificatesPEM(c))
 		}
 		w.AddBytes(1, pki.MarshalCertificatesPEM(roots...))
 	})
-	return t, err
 }

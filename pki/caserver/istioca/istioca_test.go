@@ -56,9 +56,8 @@ func TestNew(t *testing.T) {
 	good := istioca.Options{Signer: authority(t), Authenticator: callers}
 	must.Get(istioca.New(good))(t)
 	for want, edit := range map[string]func(*istioca.Options){
-		"istioca: invalid Options: Signer is nil":           func(o *istioca.Options) { o.Signer = nil },
-		"istioca: invalid Options: Authenticator is nil":    func(o *istioca.Options) { o.Authenticator = nil },
-		"istioca: invalid Options: Timeout is negative (-1": func(o *istioca.Options) { o.Timeout = -1 },
+		"istioca: invalid Options: Signer is nil":        func(o *istioca.Options) { o.Signer = nil },
+		"istioca: invalid Options: Authenticator is nil": func(o *istioca.Options) { o.Authenticator = nil },
 	} {
 		bad := good
 		edit(&bad)
@@ -204,8 +203,8 @@ func TestAuthenticatorUnavailable(t *testing.T) {
 	}
 	assert.Equal(t, "8", s.metric(t, "authentication_failure_count"))
 	assert.Contains(t, s.logs.String(), "secret reason: no connection")
-	o.Timeout = 100 * time.Millisecond
 	impatient := serve(t, o)
+	impatient.SetTimeout(100 * time.Millisecond)
 	_, err := impatient.call(t, "hangs", goodRequest(t))
 	refused(t, err, grpchttp.Unavailable, unauthenticated)
 }
@@ -695,7 +694,8 @@ func TestTimeout(t *testing.T) {
 	m := goodRequest(t)
 	m.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{"CertSigner": structpb.NewStringValue("slow")}}
 	t.Run("of the server", func(t *testing.T) {
-		s := serve(t, istioca.Options{Signer: a, Timeout: 2 * time.Second}) // enough for what comes before
+		s := serve(t, istioca.Options{Signer: a})
+		s.SetTimeout(2 * time.Second) // enough for what comes before
 		_, err := s.call(t, "web", m)
 		refused(t, err, grpchttp.Unavailable, "CSR signing error (the CA cannot answer now; try again later)")
 		<-entered
@@ -774,54 +774,4 @@ func TestConcurrent(t *testing.T) {
 	}
 	wg.Wait()
 	assert.Equal(t, "128", s.metric(t, "success_cert_issuance_count"))
-}
-
-// web authenticates every caller without work of its own.
-var web = authn.Func(func(*http.Request) (*authn.Caller, error) { return callers["web"].(*authn.Caller), nil })
-
-// writer is an http.ResponseWriter that keeps nothing.
-type writer struct{ h http.Header }
-
-func (w *writer) Header() http.Header         { return w.h }
-func (w *writer) Write(p []byte) (int, error) { return len(p), nil }
-func (w *writer) WriteHeader(int)             {}
-func (w *writer) Flush()                      {}
-
-type body struct{ bytes.Reader }
-
-func (*body) Close() error { return nil }
-
-// roundTrip returns a function that calls a handler without a network.
-func roundTrip(t testing.TB, h http.Handler) func() {
-	msg := frame(0, marshal(t, goodRequest(t)))
-	r := httptest.NewRequest(http.MethodPost, istioca.CreateCertificate, nil)
-	r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
-	r.Header.Set("Content-Type", "application/grpc")
-	b, w := &body{}, &writer{}
-	return func() {
-		b.Reset(msg)
-		r.Body = b
-		w.h = make(http.Header, 8)
-		h.ServeHTTP(w, r)
-		if w.h.Get(http.TrailerPrefix+"Grpc-Status") != "0" {
-			t.Fatal(w.h)
-		}
-	}
-}
-
-// What the handler adds to the authority's work.
-func TestAllocations(t *testing.T) {
-	if rounds.Race {
-		t.Skip("the race detector allocates")
-	}
-	a := authority(t)
-	call := roundTrip(t, newServer(t, istioca.Options{Signer: a, Authenticator: web, AllowPlaintext: true}))
-	text := []byte(newCSR(t, pki.CSROptions{}))
-	whole := testing.AllocsPerRun(50, call)
-	bare := testing.AllocsPerRun(50, func() {
-		csr := must.Get(pki.ParseCSRPEM(text))(t)
-		must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: callers["web"].(*authn.Caller).ID}))(t)
-	})
-	t.Logf("%v allocations, of which the authority has %v", whole, bare)
-	require.LessOrEqual(t, whole-bare, 70.0)
 }

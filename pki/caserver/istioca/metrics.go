@@ -52,17 +52,12 @@ func (m *serverMetrics) init(s *Server) {
 	m.failed = m.Counters("citadel_server_csr_sign_err_count", "The number of errors while signing a CSR.", "error",
 		values...)
 	m.issued = m.Counter("citadel_server_success_cert_issuance_count", "The number of certificates issued.")
-	m.expiry(s.root,
-		"citadel_server_root_cert_expiry_timestamp", "When the first root expires, in seconds since 1970.",
-		"citadel_server_root_cert_expiry_seconds", "The seconds until the first root expires; negative after that.")
-	m.expiry(s.intermediate,
-		"citadel_server_cert_chain_expiry_timestamp", "When the intermediate that signs expires, in seconds since 1970.",
-		"citadel_server_cert_chain_expiry_seconds",
-		"The seconds until the intermediate that signs expires; negative after that.")
+	m.expiry("citadel_server_root_cert_expiry_", "the first root expires", s.root)
+	m.expiry("citadel_server_cert_chain_expiry_", "the intermediate that signs expires", s.intermediate.Load)
 }
 
 // expiry adds two gauges about the end of a certificate, which may be nil.
-func (m *serverMetrics) expiry(certificate func() *x509.Certificate, stamp, stampHelp, left, leftHelp string) {
+func (m *serverMetrics) expiry(name, what string, certificate func() *x509.Certificate) {
 	add := func(name, help string, value func(end time.Time) float64) {
 		m.Gauge(name, help, func() (float64, bool) {
 			if c := certificate(); c != nil {
@@ -71,16 +66,10 @@ func (m *serverMetrics) expiry(certificate func() *x509.Certificate, stamp, stam
 			return 0, false
 		})
 	}
-	add(stamp, stampHelp, func(end time.Time) float64 { return float64(end.Unix()) })
-	add(left, leftHelp, func(end time.Time) float64 { return time.Until(end).Seconds() })
-}
-
-// intermediate returns the certificate that signs, or nil if none is known.
-func (s *Server) intermediate() *x509.Certificate {
-	if t := s.tail.Load(); t != nil {
-		return t.signer
-	}
-	return nil
+	add(name+"timestamp", "When "+what+", in seconds since 1970.", metrics.Seconds)
+	add(name+"seconds", "The seconds until "+what+"; negative after that.", func(end time.Time) float64 {
+		return time.Until(end).Seconds()
+	})
 }
 
 // root returns the first root, or nil if none is known.
@@ -89,9 +78,6 @@ func (s *Server) root() *x509.Certificate {
 		for c := range b.X509Authorities() {
 			return c
 		}
-	}
-	if t := s.tail.Load(); t != nil {
-		return t.root
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package linkerd
 import (
 	"crypto/x509"
 	"errors"
-	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/spiffe"
@@ -19,29 +18,25 @@ func (s *Server) anchors() *spiffe.Bundle {
 	return nil
 }
 
-// verifyIssuer reports whether the issuer chains to the anchors now, as far as that is known before signing.
-func (s *Server) verifyIssuer(anchors *spiffe.Bundle) error {
-	if s.opts.Issuer != nil {
-		if chain := s.opts.Issuer(); len(chain) > 0 {
-			if !chain[0].BasicConstraintsValid || !chain[0].IsCA {
-				return errors.New("it is not the certificate of a CA")
-			}
-			_, err := verify(chain, anchors)
-			return err
-		}
-	}
-	now := time.Now()
+// inTime reports whether an anchor is valid now.
+func inTime(anchors *spiffe.Bundle) bool {
 	for c := range anchors.X509Authorities() {
-		if !now.Before(c.NotBefore) && !now.After(c.NotAfter) {
-			return nil
+		if certchain.InTime(c, certchain.Now()) == nil {
+			return true
 		}
 	}
-	return errors.New("no trust anchor is valid now")
+	return false
 }
 
-// above returns the certificates above the leaf of a chain that leads to the anchors now, the direct issuer first.
+// above returns the certificates above the leaf of a chain that leads to the anchors now, the direct issuer first. It
+// verifies the chain as proxies do, for servers.
 func above(chain []*x509.Certificate, anchors *spiffe.Bundle) ([]*x509.Certificate, error) {
-	paths, err := verify(chain, anchors)
+	between := x509.NewCertPool()
+	for _, c := range chain[1:] {
+		between.AddCert(c)
+	}
+	paths, err := chain[0].Verify(x509.VerifyOptions{Roots: anchors.CertPool(), Intermediates: between,
+		CurrentTime: certchain.Now(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 	if err != nil {
 		return nil, err
 	}
@@ -55,14 +50,4 @@ func above(chain []*x509.Certificate, anchors *spiffe.Bundle) ([]*x509.Certifica
 		}
 	}
 	return nil, errors.New("the leaf is a trust anchor itself, or is not signed by what follows it in the chain")
-}
-
-// verify verifies a chain as proxies do, for servers.
-func verify(chain []*x509.Certificate, anchors *spiffe.Bundle) ([][]*x509.Certificate, error) {
-	between := x509.NewCertPool()
-	for _, c := range chain[1:] {
-		between.AddCert(c)
-	}
-	return chain[0].Verify(x509.VerifyOptions{Roots: anchors.CertPool(), Intermediates: between,
-		CurrentTime: certchain.Now(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 }

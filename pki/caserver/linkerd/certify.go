@@ -82,23 +82,12 @@ func (s *Server) certify(ctx context.Context, c *caservice.Call) ([]byte, error)
 		return nil, invalid("the token is missing")
 	case len(r.csr) == 0:
 		return nil, invalid("the certificate signing request is missing")
+	case !inTime(anchors):
+		return nil, s.badIssuer(ctx, &r, errors.New("no trust anchor is valid now"))
 	}
-	csr, err := c.ParseCSR(ctx, func() (*pki.CSR, error) { return checkCSR(r.csr, r.identity) })
-	over, limited := errors.AsType[*grpchttp.Error](err)
-	if err != nil && !limited {
-		if err := readable(r.csr); err != nil {
-			return nil, caservice.Refuse(grpchttp.InvalidArgument,
-				"the certificate signing request is not PKCS#10 in DER", err)
-		}
-	}
-	if err := s.verifyIssuer(anchors); err != nil {
-		return nil, s.badIssuer(ctx, &r, err)
-	}
-	switch {
-	case limited:
-		return nil, over
-	case err != nil:
-		return nil, failed("the certificate signing request is refused: "+err.Error(), err)
+	csr, err := c.ParseCSR(ctx, func() (*pki.CSR, error) { return readCSR(r.csr, r.identity) })
+	if err != nil {
+		return nil, err
 	}
 	account, err := s.review(ctx, &r)
 	if err != nil {
@@ -121,16 +110,20 @@ func failed(text string, cause error) error {
 	return caservice.Refuse(grpchttp.FailedPrecondition, text, cause)
 }
 
-// readable reports whether der, which package pki refuses, is a request at all, which changes the code. As in
-// Linkerd, the standard library decides that.
-func readable(der []byte) error {
-	if len(der) > maxCSR {
-		return fmt.Errorf("%d bytes, the limit is %d", len(der), maxCSR)
+// readCSR returns the request for an identity. As in Linkerd, the standard library decides about the code: whether a
+// refused request is one at all.
+func readCSR(der []byte, identity string) (*pki.CSR, error) {
+	csr, err := checkCSR(der, identity)
+	if err == nil {
+		return csr, nil
 	}
-	if _, err := x509.ParseCertificateRequest(der); err != nil {
-		return errors.New("crypto/x509 cannot read it") // err would show structures of encoding/asn1
+	if len(der) <= maxCSR {
+		if _, bad := x509.ParseCertificateRequest(der); bad == nil {
+			return nil, failed("the certificate signing request is refused: "+err.Error(), err)
+		}
 	}
-	return nil
+	return nil, caservice.Refuse(grpchttp.InvalidArgument, "the certificate signing request is not PKCS#10 in DER",
+		err)
 }
 
 // checkCSR applies the rules for the form of a request for an identity.
@@ -198,7 +191,6 @@ func (s *Server) review(ctx context.Context, r *request) (*spiffe.Pod, error) {
 // sign returns the chain for a proven identity: the leaf and its issuers. It checks the signer's answer.
 func (s *Server) sign(ctx context.Context, r *request, account *spiffe.Pod,
 	csr *pki.CSR) ([]*x509.Certificate, error) {
-	ticket := s.tickets.Add(1)
 	chain, err := s.opts.Signer.Sign(ctx, ca.Request{
 		CSR: csr, Profile: ca.DNSOnly, DNSNames: []string{r.identity},
 		CommonName: caservice.CommonName(csr, r.identity),
@@ -229,7 +221,10 @@ func (s *Server) sign(ctx context.Context, r *request, account *spiffe.Pod,
 	if err != nil {
 		return nil, s.badIssuer(ctx, r, err)
 	}
-	s.learn(ctx, ticket, issuers[0])
+	issuer := issuers[0]
+	if last := s.issuer.Swap(issuer); last != nil && !last.Equal(issuer) {
+		s.tell(ctx, Event{Reason: "IssuerUpdated"}, "the issuer is now %q until %v", issuer.Subject, validity{issuer})
+	}
 	return append(chain[:1:1], issuers...), nil
 }
 

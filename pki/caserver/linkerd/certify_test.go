@@ -20,7 +20,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -54,7 +53,6 @@ func TestNew(t *testing.T) {
 		"Review":    func(o *linkerd.Options) { o.Review = nil },
 		"Lifetime":  func(o *linkerd.Options) { o.Lifetime = -1 },
 		"ClockSkew": func(o *linkerd.Options) { o.ClockSkew = -1 },
-		"Timeout":   func(o *linkerd.Options) { o.Timeout = -1 },
 		"whole":     func(o *linkerd.Options) { o.Lifetime = time.Second - 1 },
 		"too long":  func(o *linkerd.Options) { o.Lifetime, o.ClockSkew = 1<<62, 1<<62 },
 	} {
@@ -331,8 +329,9 @@ func TestOrder(t *testing.T) {
 	step := map[string]int{}
 	steps := [][]string{
 		{"no anchors"},
-		{"no identity"}, {"no token"}, {"no CSR"}, {"CSR that is text"},
+		{"no identity"}, {"no token"}, {"no CSR"},
 		{"anchor has expired", "anchor is not valid yet"},
+		{"CSR that is text"},
 		{"two DNS names", "RSA key", "bad signature"},
 		{"token not authenticated", "token invalid", "service account with a dot", "review fails"},
 		{"token of another"},
@@ -384,47 +383,6 @@ func TestUnreadableMessage(t *testing.T) {
 		s := serve(t, linkerd.Options{Signer: sig})
 		assert.Equal(t, fmt.Sprint(uint32(test.code)), s.post(t, frame(0, []byte("\x0a\x02a\xff\x12\x07a-token"))))
 		assert.NotContains(t, s.logs.String(), "a-token")
-	}
-}
-
-func TestIssuerOption(t *testing.T) {
-	t.Parallel()
-	good := chained(t)
-	expiredKey := newKey(t)
-	expired := authority(t, "root", expiredKey, nil, nil, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) })
-	notCA := create(t, &x509.Certificate{SerialNumber: serial(), NotAfter: time.Now().Add(time.Hour)}, good.chain[0], newKey(t).Public(), good.key)
-	forCode := authority(t, "code", newKey(t), good.key, good.chain[0], func(c *x509.Certificate) {
-		c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning}
-	})
-	for name, test := range map[string]struct {
-		issuer []*x509.Certificate
-		ok     bool
-	}{
-		"good":               {good.chain, true},
-		"not known":          {nil, true},
-		"parents are absent": {good.chain[:1], false},
-		"expired":            {[]*x509.Certificate{expired}, false},
-		"another root":       {newSigner(t).anchors, false},
-		"not a CA":           {append([]*x509.Certificate{notCA}, good.chain...), false},
-		"for code":           {append([]*x509.Certificate{forCode}, good.chain...), false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := serve(t, linkerd.Options{Signer: good, Issuer: func() []*x509.Certificate { return test.issuer }})
-			_, err := s.certify(t, goodRequest(t))
-			if test.ok {
-				require.NoError(t, err)
-				return
-			}
-			require.Equal(t, grpchttp.Unavailable, codeOf(err))
-			// It is found before the token and the shape of the request, and after its form.
-			r := goodRequest(t)
-			r.Token = []byte("garbage")
-			r.CertificateSigningRequest = csr(t, newKey(t), func(r *x509.CertificateRequest) { r.DNSNames = nil })
-			assert.Equal(t, grpchttp.Unavailable, codeOf(must.Err(s.certify(t, r))))
-			r.CertificateSigningRequest = []byte("x")
-			assert.Equal(t, grpchttp.InvalidArgument, codeOf(must.Err(s.certify(t, r))))
-		})
 	}
 }
 
@@ -539,8 +497,8 @@ func TestPanicsAndDeadlines(t *testing.T) {
 		return nil, fmt.Errorf("never heard of %s: %w", token, kube.ErrNotAuthenticated)
 	}}
 	calm := serve(t, opts)
-	opts.Timeout = 100 * time.Millisecond
 	hurried := serve(t, opts)
+	hurried.SetTimeout(100 * time.Millisecond)
 	for token, code := range map[string]grpchttp.Code{
 		"panic-token": grpchttp.Internal, "slow-token": grpchttp.Unavailable, "loud-token\n": grpchttp.FailedPrecondition,
 		"trim-token\n": grpchttp.FailedPrecondition,
@@ -595,53 +553,6 @@ func TestLongName(t *testing.T) {
 	})})
 	require.NoError(t, err)
 	assert.Equal(t, name, accept(t, resp, s.signer.anchors, name, time.Now()).Subject.CommonName)
-}
-
-// held is a signer whose first answer is held back until others have overtaken it.
-type held struct {
-	*signer
-	calls   atomic.Int64
-	signed  chan struct{} // the first has been signed
-	release chan struct{}
-}
-
-func (h *held) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
-	first := h.calls.Add(1) == 1
-	chain, err := h.signer.Sign(ctx, r)
-	if first {
-		close(h.signed)
-		<-h.release
-	}
-	return chain, err
-}
-
-// Of answers that overtake each other, that to the latest request tells the issuer.
-func TestIssuerOfTheLatestRequest(t *testing.T) {
-	t.Parallel()
-	sig, second := newSigner(t), newSigner(t)
-	sig.anchors = append(sig.anchors, second.anchors...)
-	h := &held{signer: sig, signed: make(chan struct{}), release: make(chan struct{})}
-	var updates atomic.Int64
-	srv := direct(t, linkerd.Options{Signer: h, Events: func(_ context.Context, e linkerd.Event) {
-		if e.Reason == "IssuerUpdated" {
-			updates.Add(1)
-		}
-	}})
-	slow := make(chan error, 1)
-	request := goodRequest(t)
-	go func() {
-		_, err := srv.call(t.Context(), request)
-		slow <- err
-	}()
-	<-h.signed
-	sig.mu.Lock()
-	sig.chain, sig.key = second.chain, second.key
-	sig.mu.Unlock()
-	must.Get(srv.call(t.Context(), goodRequest(t)))(t)
-	close(h.release)
-	require.NoError(t, <-slow)
-	must.Get(srv.call(t.Context(), goodRequest(t)))(t)
-	assert.Zero(t, updates.Load(), "the old issuer is no news, and so the new one is none either")
 }
 
 // A request that is too long is not read, and not only refused.
@@ -703,43 +614,6 @@ func TestHostile(t *testing.T) {
 		assert.Empty(t, r.IPs)
 		assert.Equal(t, spiffe.ID{}, r.ID)
 	}
-}
-
-func TestConcurrentClients(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	s := serve(t, linkerd.Options{Signer: chained(t)})
-	const clients, each = 32, 8
-	errs := make(chan error, clients)
-	serials := make(chan string, clients*each)
-	request := goodRequest(t)
-	for range clients {
-		c := newClient(caservertest.ProxyClient(t), "http://"+s.addr)
-		go func() {
-			for range each {
-				resp, err := c.call(t.Context(), request)
-				if err != nil {
-					errs <- err
-					return
-				}
-				leaf, err := x509.ParseCertificate(resp.GetLeafCertificate())
-				if err != nil {
-					errs <- err
-					return
-				}
-				serials <- leaf.SerialNumber.String()
-			}
-			errs <- nil
-		}()
-	}
-	for range clients {
-		require.NoError(t, <-errs)
-	}
-	seen := map[string]bool{}
-	for range clients * each {
-		seen[<-serials] = true
-	}
-	assert.Len(t, seen, clients*each)
 }
 
 func TestCertifyWithALPN(t *testing.T) {

@@ -28,7 +28,6 @@ import (
 
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
@@ -50,18 +49,6 @@ func realAuthority(t testing.TB) *ca.Authority {
 
 func anchorsOf(a *ca.Authority) []*x509.Certificate {
 	return slices.Collect(a.Bundle().X509Authorities())
-}
-
-// issuerOf is for the option of that name.
-func issuerOf(a *ca.Authority) func() []*x509.Certificate {
-	return func() []*x509.Certificate {
-		for _, r := range a.Status().Roots {
-			if r.Phase == ca.Active {
-				return []*x509.Certificate{r.Certificate}
-			}
-		}
-		return nil
-	}
 }
 
 // TestCluster has an authority of ours and an API server behind the service.
@@ -89,7 +76,7 @@ func TestCluster(t *testing.T) {
 	})
 	reviewer := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: api.URL(), HTTPClient: api.Client()}))(t)
 	authority := realAuthority(t)
-	s := serve(t, linkerd.Options{Signer: authority, Review: reviewer.Review, Issuer: issuerOf(authority)})
+	s := serve(t, linkerd.Options{Signer: authority, Review: reviewer.Review})
 	r := goodRequest(t)
 	for token, code := range map[string]grpchttp.Code{
 		"web\n": 0, "node": grpchttp.InvalidArgument, "admin": grpchttp.InvalidArgument, "dotted": grpchttp.InvalidArgument,
@@ -380,92 +367,28 @@ func TestHostileBodies(t *testing.T) {
 	conformance.Covers(t, "LNK-1-1")
 	s := serve(t, linkerd.Options{})
 	good := marshal(t, goodRequest(t))
-	header := func(k, v string) func(*http.Request) { return func(r *http.Request) { r.Header.Set(k, v) } }
-	nothing := func(*http.Request) {}
 	for name, test := range map[string]struct {
 		body   []byte
-		edit   func(*http.Request)
 		status string
 	}{
-		"good":                          {frame(0, good), nothing, "0"},
-		"good with unknown fields":      {frame(0, append(bytes.Clone(good), "\x22\x01x"...)), nothing, "0"},
-		"media type with a suffix":      {frame(0, good), header("Content-Type", "application/grpc+proto"), "0"},
-		"media type in upper case":      {frame(0, good), header("Content-Type", "Application/gRPC"), "0"},
-		"empty message":                 {frame(0, nil), nothing, "3"},
-		"no message":                    {nil, nothing, "13"},
-		"half a frame":                  {[]byte{0, 0, 0}, nothing, "13"},
-		"a frame that is cut":           {frame(0, good)[:50], nothing, "13"},
-		"garbage":                       {frame(0, []byte("\xff\xff\xff\xff")), nothing, "3"},
-		"group that does not end":       {frame(0, []byte("\x0b")), nothing, "3"},
-		"length over the end":           {frame(0, []byte("\x0a\x7fa")), nothing, "3"},
-		"a tag of zero":                 {frame(0, []byte{0}), nothing, "3"},
-		"fields of another type":        {frame(0, []byte("\x08\x01\x10\x01\x18\x01")), nothing, "3"},
-		"identity that is not UTF-8":    {frame(0, []byte("\x0a\x01\xff")), nothing, "3"},
-		"a claim of 4 GiB":              {[]byte{0, 0xff, 0xff, 0xff, 0xff}, nothing, "8"},
-		"a message over the limit":      {frame(0, make([]byte, 192<<10+1)), nothing, "8"},
-		"a MiB of empty fields":         {frame(0, bytes.Repeat([]byte("\x0a\x00"), 90<<10)), nothing, "3"},
-		"two messages":                  {append(frame(0, good), frame(0, good)...), nothing, "13"},
-		"compressed without a codec":    {frame(1, good), nothing, "13"},
-		"compressed with gzip":          {frame(1, good), header("Grpc-Encoding", "gzip"), "12"},
-		"a deadline that is no time":    {frame(0, good), header("Grpc-Timeout", "soon"), "13"},
-		"a deadline in the past":        {frame(0, good), header("Grpc-Timeout", "0n"), "4"},
-		"another method of the service": {frame(0, good), func(r *http.Request) { r.URL.Path += "Not" }, "12"},
-		"another service":               {frame(0, good), func(r *http.Request) { r.URL.Path = "/grpc.health.v1.Health/Check" }, "12"},
-		"gRPC-Web":                      {frame(0, good), header("Content-Type", "application/grpc-web+proto"), "HTTP 415"},
-		"gRPC with JSON":                {frame(0, good), header("Content-Type", "application/grpc+json"), "HTTP 415"},
-		"Connect":                       {good, header("Content-Type", "application/proto"), "HTTP 415"},
-		"JSON":                          {[]byte("{}"), header("Content-Type", "application/json"), "HTTP 415"},
-		"no media type":                 {frame(0, good), header("Content-Type", ""), "HTTP 415"},
-		"GET":                           {nil, func(r *http.Request) { r.Method, r.Body, r.ContentLength = http.MethodGet, nil, 0 }, "HTTP 405"},
+		"good":                       {frame(0, good), "0"},
+		"good with unknown fields":   {frame(0, append(bytes.Clone(good), "\x22\x01x"...)), "0"},
+		"empty message":              {frame(0, nil), "3"},
+		"garbage":                    {frame(0, []byte("\xff\xff\xff\xff")), "3"},
+		"group that does not end":    {frame(0, []byte("\x0b")), "3"},
+		"length over the end":        {frame(0, []byte("\x0a\x7fa")), "3"},
+		"a tag of zero":              {frame(0, []byte{0}), "3"},
+		"fields of another type":     {frame(0, []byte("\x08\x01\x10\x01\x18\x01")), "3"},
+		"identity that is not UTF-8": {frame(0, []byte("\x0a\x01\xff")), "3"},
+		"a message over the limit":   {frame(0, make([]byte, 192<<10+1)), "8"},
+		"a MiB of empty fields":      {frame(0, bytes.Repeat([]byte("\x0a\x00"), 90<<10)), "3"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, test.status, s.post(t, test.body, test.edit))
+			assert.Equal(t, test.status, s.post(t, test.body))
 			assert.NotContains(t, s.logs.String(), webToken)
 		})
 	}
 	assert.Equal(t, "0", s.post(t, frame(0, good)), "it is alive")
-}
-
-func TestHTTP1(t *testing.T) {
-	t.Parallel()
-	srv := must.Get(linkerd.New(linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review}))(t)
-	w := httptest.NewRecorder()
-	srv.ServeHTTP(w, httptest.NewRequest(http.MethodPost, linkerd.Certify, strings.NewReader("x")))
-	assert.Equal(t, http.StatusHTTPVersionNotSupported, w.Code)
-}
-
-// clocked is a ResponseWriter that notes its deadlines.
-type clocked struct {
-	*httptest.ResponseRecorder
-	read, write time.Time
-}
-
-func (c *clocked) SetReadDeadline(t time.Time) error {
-	c.read = t
-	return nil
-}
-
-func (c *clocked) SetWriteDeadline(t time.Time) error {
-	c.write = t
-	return nil
-}
-
-// A client that does not send, or does not take its answer, does not keep the server.
-func TestDeadlines(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		for timeout, read := range map[time.Duration]time.Duration{0: 10 * time.Second, 75 * time.Second: 10 * time.Second, 2 * time.Second: 2 * time.Second} {
-			srv, err := linkerd.New(linkerd.Options{Mesh: mesh, Signer: newSigner(t), Review: review, Timeout: timeout})
-			require.NoError(t, err)
-			r := httptest.NewRequest(http.MethodPost, linkerd.Certify, bytes.NewReader(frame(0, marshal(t, goodRequest(t)))))
-			r.ProtoMajor, r.ProtoMinor, r.TLS = 2, 0, new(tls.ConnectionState)
-			r.Header.Set("Content-Type", "application/grpc")
-			w := &clocked{ResponseRecorder: httptest.NewRecorder()}
-			srv.ServeHTTP(w, r)
-			require.Equal(t, "0", w.Result().Trailer.Get("Grpc-Status"))
-			assert.Equal(t, read, time.Until(w.read))
-			assert.Equal(t, 10*time.Second, time.Until(w.write))
-		}
-	})
 }
 
 // FuzzCertify sends messages to a handler: the answer is a certificate for the one name that its token

@@ -24,8 +24,9 @@
 //
 //	Unauthenticated     the connection is not encrypted
 //	Unavailable         there are no trust anchors yet
-//	InvalidArgument     no identity; no token; no CSR; a CSR that is not PKCS#10 in DER
-//	Unavailable         the issuer does not verify against the trust anchors, or is not valid now
+//	InvalidArgument     no identity; no token; no CSR
+//	Unavailable         no trust anchor is valid now
+//	InvalidArgument     a CSR that is not PKCS#10 in DER
 //	FailedPrecondition  the CSR does not have the one DNS name that is asked for, or has another common
 //	                    name, or an address, URI or email; its signature is bad; its key is not ECDSA
 //	                    or weak
@@ -36,11 +37,12 @@
 //	                    back
 //	FailedPrecondition  the token belongs to another name
 //	Internal            signing failed
+//	Unavailable         the signed certificate does not verify against the trust anchors
 //
-// Linkerd's own certifier does not have the first row, answers Unknown in the fourth, verifies no signature, and
-// checks the key only when it signs, with Internal. This server also answers ResourceExhausted for a limit of the
-// authority or a request that is too large, and Unavailable for an authority that cannot sign now, cannot write its
-// audit record, or takes too long. A client cannot tell a bad token from a bad name by the code alone.
+// Linkerd's own certifier does not have the first row, answers Unknown if its issuer does not verify, verifies no
+// signature, and checks the key only when it signs, with Internal. This server also answers ResourceExhausted for a
+// limit of the authority or a request that is too large, and Unavailable for an authority that cannot sign now, cannot
+// write its audit record, or takes too long. A client cannot tell a bad token from a bad name by the code alone.
 //
 // The certificates in an answer are DER, as Linkerd sends them; the comments of its protobuf definition say PEM. The
 // direct issuer always follows the leaf, even when it is a trust anchor. The subject of a leaf is its name, if the
@@ -63,7 +65,6 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -101,12 +102,6 @@ type Options struct {
 	// ends, for peers whose clocks differ. 0 means 10 seconds.
 	ClockSkew time.Duration
 
-	// Issuer returns the certificate that signs now, followed by the intermediates up to a trust anchor, or nil
-	// if it is unknown. With it, an issuer that has expired or is no longer under the trust anchors is refused before
-	// the names of the signing request and the token are checked, and the metric shows the issuer before the first
-	// request. Nil means that the server learns it from signed certificates. It is safe for concurrent use.
-	Issuer func() []*x509.Certificate
-
 	// AllowPlaintext accepts connections that are neither TLS nor a Unix socket. Tokens are readable on them: set it
 	// only for a proxy on the same host that terminates TLS, and for tests.
 	AllowPlaintext bool
@@ -114,10 +109,6 @@ type Options struct {
 	// Events, if set, is called with each event while the client waits, so it must not block. It is safe for
 	// concurrent use.
 	Events func(context.Context, Event)
-
-	// Timeout bounds the work for one request. 0 means 75 seconds, enough for a registration authority that
-	// waits a minute for its signer. A request that has not arrived after 10 seconds ends earlier.
-	Timeout time.Duration
 
 	// Logger gets certificates (Debug), refusals with their reason (Info), and failures of the server or its parts
 	// (Warn, and Error for a panic). It gets at once the first refusal or failure of each reason and, for the first
@@ -147,11 +138,7 @@ type Server struct {
 	opts    Options
 	handler http.Handler
 	metrics metrics.Set
-	tickets atomic.Uint64
-
-	mu     sync.Mutex
-	ticket uint64            // of the request that showed the issuer
-	issuer *x509.Certificate // the last certificate that signed; nil for none
+	issuer  atomic.Pointer[x509.Certificate] // the last certificate that signed; nil for none
 }
 
 // New returns a server. It starts no goroutine. The error says which option is missing or wrong.
@@ -164,7 +151,7 @@ func New(o Options) (*Server, error) {
 	s := &Server{opts: o}
 	s.metrics.Gauge("issuer_cert_ttl_seconds", "The seconds until the certificate that signs "+
 		"expires; 0 before it is known.", func() (float64, bool) {
-		if c := s.knownIssuer(); c != nil {
+		if c := s.issuer.Load(); c != nil {
 			return time.Until(c.NotAfter).Seconds(), true
 		}
 		return 0, true
@@ -176,7 +163,7 @@ func New(o Options) (*Server, error) {
 	answered := s.metrics.Counters("linkerd_identity_certify_total",
 		"The number of requests, by the code of the answer.", "code", codes...)
 	s.handler = caservice.Service{
-		Name: "linkerd", Path: Certify, Timeout: o.Timeout, Logger: o.Logger,
+		Name: "linkerd", Path: Certify, Logger: o.Logger,
 		Reasons: []error{errPlaintext, kube.ErrNotAuthenticated, kube.ErrInvalidToken,
 			errOtherName}, Answer: s.certify, Answered: func(c grpchttp.Code) { answered[c.String()].Inc() },
 	}.Handler()
@@ -194,8 +181,6 @@ func (o *Options) check() error {
 		return errors.New("the option Review is nil; a kube.Reviewer has such a method")
 	case o.ClockSkew < 0:
 		return fmt.Errorf("the option ClockSkew is negative (%v)", o.ClockSkew)
-	case o.Timeout < 0:
-		return fmt.Errorf("the option Timeout is negative (%v)", o.Timeout)
 	case o.Lifetime < time.Second:
 		return fmt.Errorf("the option Lifetime is %v, but certificates carry whole seconds", o.Lifetime)
 	case o.ClockSkew > math.MaxInt64-o.Lifetime:
@@ -210,32 +195,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.S
 // Report implements [report.Reporter] with the metric issuer_cert_ttl_seconds, under Linkerd's name, and the number
 // of requests answered with each code.
 func (s *Server) Report() report.Report { return report.Report{Metrics: s.metrics.Write} }
-
-// knownIssuer returns the signing certificate, if known.
-func (s *Server) knownIssuer() *x509.Certificate {
-	if s.opts.Issuer != nil {
-		if chain := s.opts.Issuer(); len(chain) > 0 {
-			return chain[0]
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.issuer
-}
-
-// learn notes which certificate signs. If answers overtake each other, the answer to the latest request counts.
-func (s *Server) learn(ctx context.Context, ticket uint64, issuer *x509.Certificate) {
-	s.mu.Lock()
-	updated := false
-	if ticket > s.ticket {
-		updated = s.issuer != nil && !s.issuer.Equal(issuer)
-		s.ticket, s.issuer = ticket, issuer
-	}
-	s.mu.Unlock()
-	if updated {
-		s.tell(ctx, Event{Reason: "IssuerUpdated"}, "the issuer is now %q until %v", issuer.Subject, validity{issuer})
-	}
-}
 
 func (s *Server) tell(ctx context.Context, e Event, format string, args ...any) {
 	if s.opts.Events != nil {

@@ -95,7 +95,7 @@ type Options struct {
 	// ID returns the identity of a pod, from the facts that the API server vouches for: all members but Cluster are
 	// set. An error denies the request, and its text is readable in the cluster; an error that says that it passes
 	// (see [spiffe.ErrNotReady]) makes the request wait. ID is called from many goroutines, and must not block. Nil
-	// means [spiffe.TrustDomain.KubernetesID]. See [Template].
+	// means [spiffe.TrustDomain.KubernetesID].
 	ID func(spiffe.Pod) (spiffe.ID, error)
 
 	TTL time.Duration // the longest lifetime of a certificate, an hour at least; 0 means 24 hours
@@ -205,33 +205,6 @@ func (o *Options) check() error {
 			o.TTL)
 	}
 	return nil
-}
-
-// Template returns a function for [Options].ID that makes an identity's path from a text with ${namespace},
-// ${service-account}, ${pod}, ${pod-uid} and ${node}, such as "/ns/${namespace}/sa/${service-account}". The error
-// names the wrong part of the text.
-func Template(td spiffe.TrustDomain, path string) (func(spiffe.Pod) (spiffe.ID, error), error) {
-	segments := strings.Split(path, "/")[1:]
-	fill := func(p spiffe.Pod) (spiffe.ID, error) {
-		all := strings.NewReplacer("${namespace}", p.Namespace, "${service-account}", p.ServiceAccount, "${pod}",
-			p.Name, "${pod-uid}", p.UID, "${node}", p.Node)
-		filled := make([]string, len(segments)) // each separately, so that one segment never becomes two
-		for i, s := range segments {
-			filled[i] = all.Replace(s)
-		}
-		return td.WorkloadID(filled...)
-	}
-	_, err := fill(spiffe.Pod{Namespace: "n", ServiceAccount: "a", Name: "p", UID: "u", Node: "m"})
-	switch {
-	case !strings.HasPrefix(path, "/"):
-		return nil, fmt.Errorf("podcert: template %.300q: it does not begin with a slash", path)
-	case err != nil:
-		return nil, fmt.Errorf("podcert: template %.300q: %w", path, err)
-	case !strings.Contains(path, "${"):
-		return nil, fmt.Errorf("podcert: template %.300q: all pods would have one identity; it has none of "+
-			"${namespace}, ${service-account}, ${pod}, ${pod-uid} and ${node}", path)
-	}
-	return fill, nil
 }
 
 // Run answers requests and keeps the bundles up to date until ctx is done. Then it returns nil. Call it once.

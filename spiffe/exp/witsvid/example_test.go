@@ -33,12 +33,12 @@ func newExample() (*witsvid.Issuer, *spiffe.Bundle, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	issuer, err := witsvid.NewIssuer(td, key, nil)
+	issuer, err := witsvid.NewIssuer(td, "wit-1", key, nil)
 	if err != nil {
 		return nil, nil, err
 	}
-	id, public := issuer.Authority()
-	bundle, err := spiffe.NewBundle(td, spiffe.BundleContents{WITAuthorities: map[string]crypto.PublicKey{id: public}})
+	wits := map[string]crypto.PublicKey{"wit-1": key.Public()}
+	bundle, err := spiffe.NewBundle(td, spiffe.BundleContents{WITAuthorities: wits})
 	return issuer, bundle, err
 }
 

@@ -44,7 +44,7 @@ func newPair(t testing.TB, handler http.HandlerFunc, edit ...func(*pairOptions))
 	t.Helper()
 	p := &pair{issuer: newIssuer(t, nil), logs: &logged{}}
 	p.web, p.db = issue(t, p.issuer, webID), issue(t, p.issuer, "spiffe://example.org/db")
-	p.validator = must.Get(witsvid.NewValidator(bundleOf(t, p.issuer), spiffe.AllowIDs(p.web.id), nil))(t)
+	p.validator = must.Get(witsvid.NewValidator(bundleOf(t, wit1), spiffe.AllowIDs(p.web.id), nil))(t)
 
 	var o pairOptions
 	for _, e := range edit {

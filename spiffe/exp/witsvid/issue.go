@@ -27,10 +27,6 @@ const defaultLifetime = time.Hour
 
 // IssuerOptions are the choices of an [Issuer] that have a default.
 type IssuerOptions struct {
-	// KeyID is the value of "kid". Empty means the thumbprint of the key (RFC 7638, SHA-256 in base64url). The
-	// standard requires that no two keys share it.
-	KeyID string
-
 	// Algorithm is the value of "alg", which must fit the key. Empty means ES256, ES384 or ES512 for a
 	// key on P-256, P-384 or P-521, and RS256 for an RSA key, which can also have RS384, RS512, PS256,
 	// PS384 and PS512.
@@ -52,33 +48,18 @@ type Issuer struct {
 
 // NewIssuer returns an Issuer of tokens for the trust domain td. The key may live in hardware; it is an
 // ECDSA key on P-256, P-384 or P-521, or an RSA key of 2048 to 8192 bits. Validators accept the tokens
-// once its public half is in the bundle of td; see [Issuer.Authority]. The options may be nil.
-func NewIssuer(td spiffe.TrustDomain, key crypto.Signer, opts *IssuerOptions) (*Issuer, error) {
+// once its public half is in the bundle of td under keyID, which no two keys may share; see [spiffe.BundleContents].
+// Publish a new key, and wait until consumers have it, before the Issuer signs. The options may be nil.
+func NewIssuer(td spiffe.TrustDomain, keyID string, key crypto.Signer, opts *IssuerOptions) (*Issuer, error) {
 	o := *cmp.Or(opts, &IssuerOptions{})
-	if o.KeyID == "" && key != nil {
-		thumbprint, err := (&jose.JSONWebKey{Key: key.Public()}).Thumbprint(crypto.SHA256)
-		if err == nil { // otherwise NewIssuer refuses the key
-			o.KeyID = base64.RawURLEncoding.EncodeToString(thumbprint)
-		}
-	}
 	issuer, err := token.NewIssuer(tokens, key, token.IssuerConfig{
-		Domain: td, KeyID: o.KeyID, Type: tokenType, Algorithm: o.Algorithm,
+		Domain: td, KeyID: keyID, Type: tokenType, Algorithm: o.Algorithm,
 		Lifetime: cmp.Or(o.Lifetime, defaultLifetime), Now: o.Now,
 	})
 	if err != nil {
 		return nil, err
 	}
 	return &Issuer{redact.New(issuer.String()), issuer}, nil
-}
-
-// Authority returns the key ID and the public key of the tokens, for [spiffe.BundleContents]:
-//
-//	contents := bundle.Contents()
-//	contents.WITAuthorities[keyID] = key
-//
-// Publish a new key, and wait until consumers have it, before the Issuer signs.
-func (i *Issuer) Authority() (keyID string, key crypto.PublicKey) {
-	return i.issuer.KeyID(), i.issuer.Key().Public()
 }
 
 // IssueWITSVID makes a new key for the workload id, on P-256, and a token that confirms it. Use it in an agent that

@@ -36,7 +36,7 @@ var rsaKey = sync.OnceValue(func() *rsa.PrivateKey {
 
 func newIssuer(t testing.TB, opts *witsvid.IssuerOptions) *witsvid.Issuer {
 	t.Helper()
-	return must.Get(witsvid.NewIssuer(exampleOrg, wit1, opts))(t)
+	return must.Get(witsvid.NewIssuer(exampleOrg, "wit-1", wit1, opts))(t)
 }
 
 // issuedAt are options with a clock that stands still at NOW.
@@ -44,14 +44,11 @@ func issuedAt() *witsvid.IssuerOptions {
 	return &witsvid.IssuerOptions{Now: func() time.Time { return time.Unix(now, 999e6) }}
 }
 
-func bundleOf(t testing.TB, issuers ...*witsvid.Issuer) *spiffe.Bundle {
+// bundleOf returns a bundle with the key "wit-1".
+func bundleOf(t testing.TB, key crypto.Signer) *spiffe.Bundle {
 	t.Helper()
-	c := spiffe.BundleContents{WITAuthorities: map[string]crypto.PublicKey{}}
-	for _, i := range issuers {
-		id, key := i.Authority()
-		c.WITAuthorities[id] = key
-	}
-	return must.Get(spiffe.NewBundle(exampleOrg, c))(t)
+	wits := map[string]crypto.PublicKey{"wit-1": key.Public()}
+	return must.Get(spiffe.NewBundle(exampleOrg, spiffe.BundleContents{WITAuthorities: wits}))(t)
 }
 
 // decode returns header and payload of a token as encoding/json reads them.
@@ -72,9 +69,8 @@ func TestIssue(t *testing.T) {
 	i := newIssuer(t, issuedAt())
 	id := spiffe.MustParseID(webID)
 	token := must.Get(i.Issue(id, wk.Public()))(t)
-	kid, _ := i.Authority()
 	header, payload := decode(t, token)
-	assert.Equal(t, map[string]any{"alg": "ES256", "kid": kid, "typ": "wit+jwt"}, header)
+	assert.Equal(t, map[string]any{"alg": "ES256", "kid": "wit-1", "typ": "wit+jwt"}, header)
 	jti, _ := payload["jti"].(string)
 	bits := must.Get(base64.RawURLEncoding.DecodeString(jti))(t)
 	assert.Len(t, bits, 16)
@@ -88,7 +84,7 @@ func TestIssue(t *testing.T) {
 	_, payload2 := decode(t, again)
 	assert.NotEqual(t, jti, payload2["jti"])
 
-	v := newValidator(t, bundleOf(t, i), atNow())
+	v := newValidator(t, bundleOf(t, wit1), atNow())
 	_, err := v.Validate(token, proofFor(token, "1"), witsvid.Call{Target: vectorTarget})
 	require.NoError(t, err)
 }
@@ -105,8 +101,8 @@ func TestIssueAlgorithms(t *testing.T) {
 	} {
 		t.Run(alg, func(t *testing.T) {
 			t.Parallel()
-			i := must.Get(witsvid.NewIssuer(exampleOrg, key, &witsvid.IssuerOptions{Algorithm: alg}))(t)
-			v := newValidator(t, bundleOf(t, i), nil)
+			i := must.Get(witsvid.NewIssuer(exampleOrg, "wit-1", key, &witsvid.IssuerOptions{Algorithm: alg}))(t)
+			v := newValidator(t, bundleOf(t, key), nil)
 			for workload, want := range map[crypto.Signer]string{wk: "ES256", ecKey(elliptic.P384(), "w"): "ES384", ecKey(elliptic.P521(), "w"): "ES512", rsaKey(): "RS256"} {
 				token, err := i.Issue(spiffe.MustParseID(webID), workload.Public())
 				if workload == key {
@@ -128,46 +124,38 @@ func TestIssueAlgorithms(t *testing.T) {
 func TestIssuerKeyID(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WIT-4", "WIT-3")
-	old, next := newIssuer(t, nil), (*witsvid.Issuer)(nil)
-	next = must.Get(witsvid.NewIssuer(exampleOrg, other, nil))(t)
-	oldID, key := old.Authority()
-	nextID, _ := next.Authority()
-	assert.NotEqual(t, oldID, nextID, "another key, another kid")
-	assert.Equal(t, wit1.Public(), key)
-
-	// RFC 7638: the required members in alphabetical order.
-	members := strings.Split(jwk(wit1), ",") // kty, crv, x, y
-	assert.Equal(t, hashOf("{"+strings.Join([]string{members[1], members[0], members[2], members[3]}, ",")+"}"), oldID)
-
-	named := newIssuer(t, &witsvid.IssuerOptions{KeyID: `é "\ 1`})
+	const keyID = `é "\ 1`
+	named := must.Get(witsvid.NewIssuer(exampleOrg, keyID, wit1, nil))(t)
 	token := must.Get(named.Issue(spiffe.MustParseID(webID), wk.Public()))(t)
 	header, _ := decode(t, token)
-	assert.Equal(t, `é "\ 1`, header["kid"])
-	v := newValidator(t, bundleOf(t, named, next), nil)
-	must.Get(v.Validate(token, freshProof(token), witsvid.Call{Target: vectorTarget}))(t)
+	assert.Equal(t, keyID, header["kid"])
+	wits := map[string]crypto.PublicKey{keyID: wit1.Public(), "other": other.Public()}
+	bundle := must.Get(spiffe.NewBundle(exampleOrg, spiffe.BundleContents{WITAuthorities: wits}))(t)
+	must.Get(newValidator(t, bundle, nil).Validate(token, freshProof(token), witsvid.Call{Target: vectorTarget}))(t)
 }
 
 func TestNewIssuerRefuses(t *testing.T) {
 	t.Parallel()
 	_, ed := must.Get2(ed25519.GenerateKey(rand.Reader))(t)
 	for want, c := range map[string]struct {
-		td   spiffe.TrustDomain
-		key  crypto.Signer
-		opts witsvid.IssuerOptions
+		td    spiffe.TrustDomain
+		keyID string
+		key   crypto.Signer
+		opts  witsvid.IssuerOptions
 	}{
-		"no trust domain: zero value": {spiffe.TrustDomain{}, wit1, witsvid.IssuerOptions{}},
-		"no key":                      {exampleOrg, nil, witsvid.IssuerOptions{}},
-		"no algorithm of SPIFFE tokens uses this key, a ed25519.PublicKey": {exampleOrg, ed, witsvid.IssuerOptions{}},
-		"no algorithm of SPIFFE tokens uses this key, a *ecdsa.PublicKey":  {exampleOrg, ecKey(elliptic.P224(), "1"), witsvid.IssuerOptions{}},
-		`the algorithm "EdDSA" is not one of the nine`:                     {exampleOrg, wit1, witsvid.IssuerOptions{Algorithm: "EdDSA"}},
-		`the algorithm "HS256" is not one of the nine`:                     {exampleOrg, wit1, witsvid.IssuerOptions{Algorithm: "HS256"}},
-		"the algorithm ES384 does not fit the key":                         {exampleOrg, wit1, witsvid.IssuerOptions{Algorithm: "ES384"}},
-		"the algorithm RS256 does not fit the key":                         {exampleOrg, wit1, witsvid.IssuerOptions{Algorithm: "RS256"}},
-		"the key ID is empty or not UTF-8":                                 {exampleOrg, wit1, witsvid.IssuerOptions{KeyID: "\xff"}},
-		"a lifetime of -1s is less than a second":                          {exampleOrg, wit1, witsvid.IssuerOptions{Lifetime: -time.Second}},
-		"a lifetime of 999ms is less than a second":                        {exampleOrg, wit1, witsvid.IssuerOptions{Lifetime: 999 * time.Millisecond}},
+		"no trust domain: zero value": {spiffe.TrustDomain{}, "1", wit1, witsvid.IssuerOptions{}},
+		"no key":                      {exampleOrg, "1", nil, witsvid.IssuerOptions{}},
+		"no algorithm of SPIFFE tokens uses this key, a ed25519.PublicKey": {exampleOrg, "1", ed, witsvid.IssuerOptions{}},
+		"no algorithm of SPIFFE tokens uses this key, a *ecdsa.PublicKey":  {exampleOrg, "1", ecKey(elliptic.P224(), "1"), witsvid.IssuerOptions{}},
+		`the algorithm "EdDSA" is not one of the nine`:                     {exampleOrg, "1", wit1, witsvid.IssuerOptions{Algorithm: "EdDSA"}},
+		`the algorithm "HS256" is not one of the nine`:                     {exampleOrg, "1", wit1, witsvid.IssuerOptions{Algorithm: "HS256"}},
+		"the algorithm ES384 does not fit the key":                         {exampleOrg, "1", wit1, witsvid.IssuerOptions{Algorithm: "ES384"}},
+		"the algorithm RS256 does not fit the key":                         {exampleOrg, "1", wit1, witsvid.IssuerOptions{Algorithm: "RS256"}},
+		"the key ID is empty or not UTF-8":                                 {exampleOrg, "\xff", wit1, witsvid.IssuerOptions{}},
+		"a lifetime of -1s is less than a second":                          {exampleOrg, "1", wit1, witsvid.IssuerOptions{Lifetime: -time.Second}},
+		"a lifetime of 999ms is less than a second":                        {exampleOrg, "1", wit1, witsvid.IssuerOptions{Lifetime: 999 * time.Millisecond}},
 	} {
-		i, err := witsvid.NewIssuer(c.td, c.key, &c.opts)
+		i, err := witsvid.NewIssuer(c.td, c.keyID, c.key, &c.opts)
 		require.ErrorContains(t, err, "witsvid: new issuer: "+want)
 		assert.Nil(t, i)
 	}
@@ -217,14 +205,14 @@ func TestIssueRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "not made by NewIssuer")
 
 	failed := errors.New("the device is gone")
-	broken := must.Get(witsvid.NewIssuer(exampleOrg, badSigner{wit1, wit1.Public(), failed}, nil))(t)
+	broken := must.Get(witsvid.NewIssuer(exampleOrg, "1", badSigner{wit1, wit1.Public(), failed}, nil))(t)
 	_, err = broken.Issue(web, wk.Public())
 	require.ErrorIs(t, err, failed)
-	liar := must.Get(witsvid.NewIssuer(exampleOrg, badSigner{wit1, other.Public(), nil}, nil))(t)
+	liar := must.Get(witsvid.NewIssuer(exampleOrg, "1", badSigner{wit1, other.Public(), nil}, nil))(t)
 	_, err = liar.Issue(web, wk.Public())
 	require.ErrorContains(t, err, "no validator would accept the token: the signature does not match the key")
 
-	big := newIssuer(t, &witsvid.IssuerOptions{KeyID: strings.Repeat("k", maxSize)})
+	big := must.Get(witsvid.NewIssuer(exampleOrg, strings.Repeat("k", maxSize), wit1, nil))(t)
 	_, err = big.Issue(web, wk.Public())
 	require.ErrorIs(t, err, spiffe.ErrTooLarge)
 }
@@ -239,17 +227,7 @@ func TestNewSVID(t *testing.T) {
 	v := newValidator(t, wit1Bundle(t), atNow())
 	must.Get(v.Validate(sent, proof, call))(t)
 
-	scalar := must.Get(wk.Bytes())(t)
-	private := `{` + jwk(wk) + `,"alg":"ES256","d":"` + base64.RawURLEncoding.EncodeToString(scalar) + `"}`
-	parsed := must.Get(witsvid.ParseSVID(token, []byte(private)))(t)
-	sent, proof = prove(t, parsed, atNow().Now, call)
-	must.Get(v.Validate(sent, proof, call))(t)
-	_, err := witsvid.ParseSVID(token, []byte(private[1:]))
-	require.EqualError(t, err, "witsvid: SVID: the private key is not a JSON Web Key")
-	_, err = witsvid.ParseSVID(token, []byte(`{`+jwk(wk)+`}`))
-	require.EqualError(t, err, "witsvid: SVID: the JSON Web Key is a *ecdsa.PublicKey and not a private key")
-
-	_, err = witsvid.NewSVID(token, other)
+	_, err := witsvid.NewSVID(token, other)
 	require.EqualError(t, err, `witsvid: SVID of "`+webID+`": the private key is not the one that the token confirms`)
 	_, err = witsvid.NewSVID(token, nil)
 	require.ErrorContains(t, err, "no key")
@@ -262,10 +240,10 @@ func TestNothingPrints(t *testing.T) {
 	t.Parallel()
 	token := baseToken()
 	s := must.Get(witsvid.NewSVID(token, wk))(t)
-	i := newIssuer(t, &witsvid.IssuerOptions{KeyID: "wit-1"})
+	i := newIssuer(t, nil)
 	p := proverOf(s)
 	tr := must.Get(witsvid.NewTransport(p, nil))(t)
-	proof, err := newValidator(t, bundleOf(t, i), atNow()).Validate(token, proofFor(token, "1"), witsvid.Call{Target: vectorTarget})
+	proof, err := newValidator(t, bundleOf(t, wit1), atNow()).Validate(token, proofFor(token, "1"), witsvid.Call{Target: vectorTarget})
 	require.NoError(t, err)
 	for v, want := range map[any]string{
 		s: "witsvid.SVID(" + webID + ")", i: `witsvid.Issuer(example.org, ES256, "wit-1")`, &witsvid.SVID{}: "[redacted]", &witsvid.Issuer{}: "[redacted]",

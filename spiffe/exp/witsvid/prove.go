@@ -1,7 +1,6 @@
 package witsvid
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,11 +13,8 @@ import (
 
 // The lifetimes of proofs.
 const (
-	// defaultProofLifetime is how long a proof lasts by default: enough for slow networks.
-	defaultProofLifetime = time.Minute
-
-	// maxProofLifetime is the longest that a proof can last, and that validators accept by default.
-	maxProofLifetime = 5 * time.Minute
+	proofLifetime    = time.Minute     // of the proofs of a Prover: enough for slow networks
+	maxProofLifetime = 5 * time.Minute // that validators accept
 )
 
 // Call is the call that a proof is bound to: the receiver, and the other tokens in the call. The sender fills
@@ -63,20 +59,13 @@ type Prover struct {
 	// concurrent use. Required.
 	Source func() (*SVID, error)
 
-	// Lifetime is how long a proof lasts, in whole seconds up to five minutes; 0 means one
-	// minute. A proof never outlives its token.
-	Lifetime time.Duration
-
 	// Now gives the time. Nil means time.Now. It must be safe for concurrent use.
 	Now func() time.Time
 }
 
 func (p *Prover) check() error {
-	switch {
-	case p == nil || p.Source == nil:
+	if p == nil || p.Source == nil {
 		return errors.New("the Prover has no Source of a WIT-SVID")
-	case p.Lifetime != 0 && (p.Lifetime < time.Second || p.Lifetime > maxProofLifetime):
-		return fmt.Errorf("the Prover's Lifetime is %v, not from 1s to %v", p.Lifetime, maxProofLifetime)
 	}
 	return nil
 }
@@ -85,7 +74,7 @@ func (p *Prover) check() error {
 // fields Workload-Identity-Token and Workload-Proof-Token, which [NewTransport] sets. Send both over TLS or another
 // secure channel, once.
 //
-// The proof has "aud", "exp", a random "jti" of 128 bits, "wth" and, for the tokens of the call, "ath",
+// The proof lasts one minute, or until its token expires. It has "aud", "exp", a random "jti" of 128 bits, "wth" and, for the tokens of the call, "ath",
 // "tth" and "oth".
 func (p *Prover) Prove(c Call) (token, proof string, err error) {
 	if err = p.check(); err == nil {
@@ -130,7 +119,7 @@ func (p *Prover) prove(c Call) (text, proof string, err error) {
 	text = s.token()
 	claims := proofPayload{
 		Aud: c.Target,
-		Exp: min(at.Unix()+int64(cmp.Or(p.Lifetime, defaultProofLifetime)/time.Second), s.notAfter.Unix()),
+		Exp: min(at.Unix()+int64(proofLifetime/time.Second), s.notAfter.Unix()),
 		JTI: random(), WTH: hash(text), Oth: map[string]string{},
 	}
 	if c.AccessToken != "" {

@@ -9,41 +9,33 @@ import (
 )
 
 // replays remembers used proofs, each until no validator would accept it. It forgets none early: when it is full for
-// a holder, a further proof is refused.
+// an ID, a further proof is refused.
 //
-// It holds each + each/2 proofs. The share of a holder depends on how much is free: a key may have at most twice as
-// much as is left after it, and an ID, with all its keys, at most four times. So if there is only one key, it can
-// take each, and one ID a fifth more. There is always space for others, and the more holders try to take it all, the
-// less each gets.
+// It holds each + each/2 proofs. The share of an ID depends on how much is free: it may have at most twice as much as
+// is left after it. So a single ID can take each, there is always space for others, and the more IDs try to take it
+// all, the less each gets.
 type replays struct {
 	each int
 
 	mu    sync.Mutex
-	used  map[replayKey]struct{}
-	keys  map[keyName]*account
-	ids   map[spiffe.ID]int     // how many proofs of each are remembered
+	used  map[proofHash]struct{}
+	ids   map[spiffe.ID]*account
 	ends  map[int64][]usedProof // by when they can be forgotten, in units of bucket
 	swept int64                 // everything before this is forgotten
 }
 
-// replayKey is a hash, because a peer chooses the name freely.
-type replayKey [16]byte
+// proofHash is a hash, because a peer chooses the name of a proof freely.
+type proofHash [16]byte
 
-// keyName is the name of the account of one key of an ID.
-type keyName struct {
-	id  spiffe.ID
-	key replayKey
-}
-
-// account counts the remembered proofs of one key.
+// account counts the remembered proofs of an ID.
 type account struct {
-	name keyName
+	id   spiffe.ID
 	held int
 }
 
 type usedProof struct {
-	proof replayKey
-	key   *account
+	proof proofHash
+	of    *account
 }
 
 // bucket is the resolution of the ends, in seconds.
@@ -51,54 +43,34 @@ const bucket = 8
 
 func newReplays(each int) *replays {
 	return &replays{
-		each: each, used: map[replayKey]struct{}{}, keys: map[keyName]*account{},
-		ids: map[spiffe.ID]int{}, ends: map[int64][]usedProof{},
+		each: each, used: map[proofHash]struct{}{}, ids: map[spiffe.ID]*account{}, ends: map[int64][]usedProof{},
 	}
 }
 
-// use records that h has used a proof. name is its "jti". owner is a value that only the holder of one key can have,
-// so that no peer uses up the names of another. end is when the proof can be forgotten.
-func (r *replays) use(h *holder, owner, name string, now, end time.Time) (fresh, full bool) {
-	sum := sha256.New()
-	sum.Write([]byte(owner)) // a hash in base64url, always of one length
-	sum.Write([]byte(name))
-	proof := replayKey(sum.Sum(nil)[:16])
-	by := keyName{h.id, h.thumbprint}
-
+// use records that a proof of id was used. name is its "jti". owner is a value that only the holder of one key can
+// have, so that no peer uses up the names of another. end is when the proof can be forgotten.
+func (r *replays) use(id spiffe.ID, owner, name string, now, end time.Time) (fresh, full bool) {
+	sum := sha256.Sum256([]byte(owner + name)) // owner is a hash in base64url, always of one length
+	proof := proofHash(sum[:16])
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, ok := r.used[proof]; ok {
 		return false, false
 	}
-	if !r.room(by) {
-		if r.sweep(now); !r.room(by) {
-			return false, true
-		}
+	r.sweep(now)
+	of := r.ids[id]
+	if of == nil {
+		of = &account{id: id}
 	}
-	if at := now.Unix() / bucket; at > r.swept {
-		r.sweep(now)
+	if twiceFree := 3*r.each - 2*(len(r.used)+1); of.held+1 > twiceFree {
+		return false, true
 	}
-	key := r.keys[by]
-	if key == nil {
-		key = &account{name: by}
-		r.keys[by] = key
-	}
-	key.held++
-	r.ids[by.id]++
+	of.held++
+	r.ids[id] = of
 	r.used[proof] = struct{}{}
 	at := end.Unix()/bucket + 1
-	r.ends[at] = append(r.ends[at], usedProof{proof, key})
+	r.ends[at] = append(r.ends[at], usedProof{proof, of})
 	return true, false
-}
-
-// room reports whether one more proof of a holder may be remembered.
-func (r *replays) room(by keyName) bool {
-	ofKey, ofID := 1, r.ids[by.id]+1
-	if a := r.keys[by]; a != nil {
-		ofKey += a.held
-	}
-	twice := 3*r.each - 2*(len(r.used)+1) // the free space, twice, as the capacity is three halves of each
-	return ofKey <= twice && ofID <= 2*twice
 }
 
 // sweep forgets expired proofs. There are few buckets, as no proof lasts long.
@@ -114,12 +86,8 @@ func (r *replays) sweep(now time.Time) {
 		}
 		for _, p := range proofs {
 			delete(r.used, p.proof)
-			by := p.key.name
-			if p.key.held--; p.key.held == 0 {
-				delete(r.keys, by)
-			}
-			if r.ids[by.id]--; r.ids[by.id] == 0 {
-				delete(r.ids, by.id)
+			if p.of.held--; p.of.held == 0 {
+				delete(r.ids, p.of.id)
 			}
 		}
 		delete(r.ends, end)

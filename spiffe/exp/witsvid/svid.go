@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/go-jose/go-jose/v4"
-
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
@@ -48,18 +46,4 @@ func NewSVID(text string, key crypto.Signer) (*SVID, error) {
 		token:    func() string { return text },
 		signer:   func() *token.Signer { return signer },
 	}, nil
-}
-
-// ParseSVID is like [NewSVID], for a private key as a JSON Web Key, as the Workload API sends it. Errors do not
-// carry the input.
-func ParseSVID(token string, keyJWK []byte) (*SVID, error) {
-	var k jose.JSONWebKey
-	if err := k.UnmarshalJSON(keyJWK); err != nil {
-		return nil, errors.New("witsvid: SVID: the private key is not a JSON Web Key")
-	}
-	key, ok := k.Key.(crypto.Signer)
-	if !ok {
-		return nil, fmt.Errorf("witsvid: SVID: the JSON Web Key is a %T and not a private key", k.Key)
-	}
-	return NewSVID(token, key)
 }

@@ -2,7 +2,6 @@ package witsvid
 
 import (
 	"crypto"
-	"crypto/sha256"
 	"slices"
 	"time"
 
@@ -63,7 +62,6 @@ type holder struct {
 	expires, notBefore time.Time     // notBefore is zero if there is none
 	alg                jws.Algorithm // "alg" in the "jwk" in "cnf"
 	key                crypto.PublicKey
-	thumbprint         replayKey // of the key
 }
 
 // parseToken makes the checks that need only the token: the parts, the header, the payload.
@@ -141,10 +139,5 @@ func holderOf(c *token.Claims) (*holder, *token.Error) {
 	case !alg.Fits(key):
 		return confirm("WIT-14", `the key in "cnf" is not one for %v`, alg)
 	}
-	canonical, ok := jws.AppendKey(nil, key)
-	if !ok {
-		return confirm("WIT-11", `the key in "cnf" cannot be written as a JWK`)
-	}
-	sum := sha256.Sum256(canonical)
-	return &holder{c.ID, c.Expires.At, c.NotBefore.At, alg, key, replayKey(sum[:16])}, nil
+	return &holder{c.ID, c.Expires.At, c.NotBefore.At, alg, key}, nil
 }

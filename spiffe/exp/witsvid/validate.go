@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -26,24 +27,14 @@ type ValidatorOptions struct {
 	// clocks that disagree: from 0 to two minutes. Nil means one minute.
 	Leeway *time.Duration
 
-	// MaxLifetime is the longest that a token may last, from "nbf" or, without, from now, to "exp".
-	// 0 means any.
-	MaxLifetime time.Duration
-
-	// Proofs is how many used proofs of one holder are remembered, each until it expires, so that none is accepted
-	// twice. A holder's proofs beyond this are refused with [ErrUnavailable], so set more than a client sends in a
+	// Proofs is how many used proofs of one ID are remembered, each until it expires, so that none is accepted twice.
+	// An ID's proofs beyond this are refused with [ErrUnavailable], so set more than all clients of the ID send in a
 	// proof's lifetime and the leeway: two minutes for most. Each costs about 150 bytes. 0 means 100,000, at most
 	// 10,000,000; -1 means that a proof may be used any number of times until it expires.
 	//
-	// A holder is a key of an ID. All holders together have room for half as many again, and an ID with many keys
-	// has at most four fifths of that. Each further holder gets at most two thirds of the rest, so that no allowed
-	// caller locks the others out.
+	// All IDs together have space for half as many again. Each further ID gets at most two thirds of the rest, so that
+	// no allowed caller locks the others out.
 	Proofs int
-
-	// Remember is how many verified tokens are remembered, so that their signature is not checked again; the
-	// signature of each new proof is. At most 1,048,576; 0 means 1,000, and -1 means none. Each costs about two
-	// kilobytes; tokens of more than 4 KiB are not remembered.
-	Remember int
 
 	// Now gives the time to validate at. Nil means time.Now. It must be safe for concurrent use.
 	Now func() time.Time
@@ -52,38 +43,34 @@ type ValidatorOptions struct {
 // Validator decides whether a token and a proof prove an identity that is allowed. It is safe for
 // concurrent use.
 type Validator struct {
-	check       *token.Checker[*holder]
-	allow       spiffe.PolicySource
-	maxLifetime time.Duration
-	replays     *replays // nil for none
+	check   *token.Checker[*holder]
+	allow   spiffe.PolicySource
+	replays *replays // nil for none
 }
 
 // NewValidator returns a Validator that takes the WIT key for each token from bundles, and only from the bundle of
 // the trust domain that the token's own ID names. It accepts the holders that the policy allows at that moment. A
 // policy that can allow no peer is an error; see [spiffe.CheckPolicySource]. The options may be nil.
 //
-// The Validator asks the source for each token, remembered or not, so that a removed key is distrusted at once. A
-// remembered token counts only while the source returns the same *spiffe.Bundle, so a source should not make a new
+// The Validator remembers up to 1,000 verified tokens of at most 4 KiB, so that their signature is not checked again;
+// the signature of each proof is. It asks the source for each token, remembered or not, so that a removed key is
+// distrusted at once. A remembered token counts only while the source returns the same *spiffe.Bundle, so a source should not make a new
 // one for each call. Bundles have WIT keys only if [spiffe.ParseBundleWIT] read them or [spiffe.NewBundle] got them.
 func NewValidator(bundles spiffe.BundleSource, allow spiffe.PolicySource, opts *ValidatorOptions) (*Validator, error) {
 	o := *cmp.Or(opts, &ValidatorOptions{})
-	v := &Validator{allow: allow, maxLifetime: o.MaxLifetime}
 	proofs := cmp.Or(o.Proofs, defaultProofs)
-	check, err := token.NewChecker[*holder](tokens, bundles, o.Leeway, o.Now, o.Remember)
+	check, err := token.NewChecker[*holder](tokens, bundles, o.Leeway, o.Now)
 	if err == nil {
 		err = spiffe.CheckPolicySource(allow)
 	}
-	switch {
-	case err != nil:
-	case v.maxLifetime < 0:
-		err = fmt.Errorf("MaxLifetime is %v, which is less than 0", v.maxLifetime)
-	case proofs < -1 || proofs > maxProofs:
+	if err == nil && (proofs < -1 || proofs > maxProofs) {
 		err = fmt.Errorf("the option Proofs is %d, not from -1 to %d", proofs, maxProofs)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("witsvid: new validator: %w", err)
 	}
-	if v.check = check; proofs > 0 {
+	v := &Validator{check: check, allow: allow}
+	if proofs > 0 {
 		v.replays = newReplays(proofs)
 	}
 	return v, nil
@@ -158,7 +145,7 @@ func (v *Validator) verifyToken(text string) (*holder, time.Time, *token.Error) 
 		h, e = v.verifyAnew(text)
 	}
 	if e == nil {
-		e = v.checkTime(h, now)
+		e = v.check.InTime(tokens, h.expires, h.notBefore, now)
 	}
 	if e != nil {
 		if h != nil {
@@ -187,35 +174,19 @@ func (v *Validator) verifyAnew(text string) (*holder, *token.Error) {
 // verifySignature checks the signature of a token with the WIT key that it names.
 func verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
 	kid := token.Clip(s.KeyID, token.MaxQuoted)
-	key, ok := b.WITAuthority(s.KeyID)
+	keys := maps.Collect(b.WITAuthorities())
+	key, ok := keys[s.KeyID]
 	switch {
-	case !ok:
-		for range b.WITAuthorities() {
-			return tokens.Refuse("unknown key", "WIT-62", "the bundle of %q has no WIT key %q", b.TrustDomain(), kid)
-		}
+	case len(keys) == 0:
 		return tokens.Refuse("unknown key", "WIT-63",
 			"the bundle of %q has no WIT keys; they are read only by ParseBundleWIT", b.TrustDomain())
+	case !ok:
+		return tokens.Refuse("unknown key", "WIT-62", "the bundle of %q has no WIT key %q", b.TrustDomain(), kid)
 	case !s.Algorithm.Fits(key):
 		return tokens.Refuse("unknown key", "WIT-6", "the key %q is not one for %v", kid, s.Algorithm)
 	}
 	if err := s.Verify(key); err != nil {
 		return tokens.Refuse("signature", "WIT-1", "key %q: %w", kid, err)
-	}
-	return nil
-}
-
-// checkTime judges "exp" and "nbf" of a token.
-func (v *Validator) checkTime(h *holder, now time.Time) *token.Error {
-	if e := v.check.InTime(tokens, h.expires, h.notBefore, now); e != nil {
-		return e
-	}
-	from := now
-	if !h.notBefore.IsZero() {
-		from = h.notBefore
-	}
-	if v.maxLifetime > 0 && h.expires.After(from.Add(v.maxLifetime)) {
-		return tokens.Refuse("lifetime", "WIT-19", "it lasts until %s, and no more than %v is accepted",
-			token.Stamp(h.expires), v.maxLifetime)
 	}
 	return nil
 }
@@ -406,10 +377,10 @@ func (v *Validator) use(h *holder, owner string, p *proofClaims, now time.Time) 
 	if v.replays == nil {
 		return nil
 	}
-	switch fresh, full := v.replays.use(h, owner, p.texts["jti"], now, p.exp.At.Add(v.check.Leeway())); {
+	switch fresh, full := v.replays.use(h.id, owner, p.texts["jti"], now, p.exp.At.Add(v.check.Leeway())); {
 	case full:
 		return proofs.Refuse(token.Busy, "WPT-9",
-			"its holder has used so many proofs that are not over yet that no more can be told apart; "+
+			"its ID has used so many proofs that are not over yet that no more can be told apart; "+
 				"send fewer, or raise the option Proofs from %d", v.replays.each)
 	case !fresh:
 		return proofs.Refuse("replay", "WPT-9", "it was used before")

@@ -23,7 +23,7 @@
 //
 // # Use
 //
-// A client makes an [SVID] from a token and its key with [NewSVID] or [ParseSVID], and presents it with a transport.
+// A client makes an [SVID] from a token and its key with [NewSVID], and presents it with a transport.
 // Each request then carries the token and a proof that is good for this request, for one minute, once:
 //
 //	prover := &witsvid.Prover{Source: func() (*witsvid.SVID, error) { return svid, nil }}
@@ -43,7 +43,7 @@
 // [Prover.Prove] on one side and [Validator.Validate] on the other.
 //
 // An [Issuer] makes tokens, and answers the Workload API of an agent. Its key belongs in the trust bundle: see
-// [Issuer.Authority].
+// [NewIssuer].
 //
 // # Guarantees
 //
@@ -51,7 +51,7 @@
 //
 // A proof is for one call. It names its target, which the receiver compares with its own configuration and never
 // with a header field. It covers the other tokens in the request; [Proof.Covers] tells which. It is accepted once:
-// used proofs are remembered until they expire, in bounded memory of which each holder gets a share, see
+// used proofs are remembered until they expire, in bounded memory of which each ID gets a share, see
 // [ValidatorOptions].Proofs. Each [Validator] remembers for itself, so several servers of one name each accept a
 // proof once.
 //

@@ -2,13 +2,12 @@
 package documents
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -51,43 +50,30 @@ type handler struct {
 	page    atomic.Pointer[page] // the latest
 }
 
-// page is an encoded Document. The slices go into the headers of many answers and never change.
+// page is an encoded Document.
 type page struct {
-	of           Document
-	body         []byte
-	tag          string
-	etag         []string
-	cacheControl []string
-	length       []string
+	of        Document
+	body      []byte
+	tag, life string // for Etag and Cache-Control
 }
 
-var contentType = []string{"application/json"}
-
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	header := w.Header()
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		w.Header().Set("Allow", "GET, HEAD")
+		header.Set("Allow", "GET, HEAD")
 		http.Error(w, "only GET and HEAD are answered here", http.StatusMethodNotAllowed)
 		return
 	}
 	p := h.newest()
 	if p == nil {
-		w.Header().Set("Cache-Control", "no-store")
+		header.Set("Cache-Control", "no-store")
 		http.Error(w, "there is no bundle to serve, or no key in it", http.StatusServiceUnavailable)
 		return
 	}
-	header := w.Header()
-	header["Etag"], header["Cache-Control"] = p.etag, p.cacheControl
-	for _, tags := range r.Header["If-None-Match"] {
-		if matches(tags, p.tag) {
-			w.WriteHeader(http.StatusNotModified)
-			return
-		}
-	}
-	header["Content-Type"], header["Content-Length"] = contentType, p.length
-	w.WriteHeader(http.StatusOK)
-	if r.Method == http.MethodGet {
-		_, _ = w.Write(p.body) // the client may have gone
-	}
+	header.Set("Etag", p.tag)
+	header.Set("Cache-Control", p.life)
+	header.Set("Content-Type", "application/json")
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(p.body))
 }
 
 // newest returns the page of the current document, or nil.
@@ -104,22 +90,10 @@ func (h *handler) newest() *page {
 		return nil
 	}
 	sum := sha256.Sum256(body)
-	tag := `"` + base64.RawURLEncoding.EncodeToString(sum[:18]) + `"`
 	p := &page{
-		of: d, body: body, tag: tag, etag: []string{tag}, length: []string{strconv.Itoa(len(body))},
-		cacheControl: []string{"max-age=" + strconv.FormatInt(int64(maxAge/time.Second), 10)},
+		of: d, body: body, tag: `"` + base64.RawURLEncoding.EncodeToString(sum[:18]) + `"`,
+		life: fmt.Sprintf("max-age=%d", maxAge/time.Second),
 	}
 	h.page.Store(p)
 	return p
-}
-
-// matches reports whether tags, a value of If-None-Match, contains tag.
-func matches(tags, tag string) bool {
-	for one := range strings.SplitSeq(tags, ",") {
-		one = strings.TrimSpace(one)
-		if one == "*" || strings.TrimPrefix(one, "W/") == tag {
-			return true
-		}
-	}
-	return false
 }

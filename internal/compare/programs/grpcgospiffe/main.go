@@ -1,5 +1,5 @@
-// Command grpcgospiffe is a gRPC service with go-spiffe, to be compared with grpcsvidkit: web may call Check, and ops may
-// call every method.
+// Command grpcgospiffe is a gRPC service with go-spiffe, to be compared with grpcsvidkit: web may call Check, and ops
+// may call every method.
 package main
 
 import (
@@ -27,7 +27,8 @@ type health struct {
 	grpc_health_v1.UnimplementedHealthServer
 }
 
-func (health) Check(ctx context.Context, _ *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
+func (health) Check(ctx context.Context, _ *grpc_health_v1.HealthCheckRequest) (
+	*grpc_health_v1.HealthCheckResponse, error) {
 	id, _ := grpccredentials.PeerIDFromContext(ctx)
 	log.Print("a call from ", id)
 	return &grpc_health_v1.HealthCheckResponse{Status: grpc_health_v1.HealthCheckResponse_SERVING}, nil
@@ -59,7 +60,8 @@ func stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grp
 }
 
 func main() {
-	source, err := workloadapi.NewX509Source(context.Background(), workloadapi.WithClientOptions(workloadapi.WithAddr(os.Args[1])))
+	source, err := workloadapi.NewX509Source(context.Background(),
+		workloadapi.WithClientOptions(workloadapi.WithAddr(os.Args[1])))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -1,5 +1,5 @@
-// Command grpcsvidkit is a gRPC service with svidkit, to be compared with grpcgospiffe: web may call Check, and ops may
-// call every method.
+// Command grpcsvidkit is a gRPC service with svidkit, to be compared with grpcgospiffe: web may call Check, and ops
+// may call every method.
 package main
 
 import (
@@ -26,7 +26,8 @@ type health struct {
 	grpc_health_v1.UnimplementedHealthServer
 }
 
-func (health) Check(ctx context.Context, _ *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
+func (health) Check(ctx context.Context, _ *grpc_health_v1.HealthCheckRequest) (
+	*grpc_health_v1.HealthCheckResponse, error) {
 	peer, _ := spiffegrpc.PeerFromContext(ctx)
 	log.Print("a call from ", peer.ID())
 	return &grpc_health_v1.HealthCheckResponse{Status: grpc_health_v1.HealthCheckResponse_SERVING}, nil
@@ -38,7 +39,8 @@ func main() {
 		log.Fatal(err)
 	}
 	defer source.Close()
-	creds, err := spiffegrpc.ServerCredentials(spiffetls.Config{Self: source, Peers: source, Allow: spiffe.AllowIDs(web, ops)})
+	creds, err := spiffegrpc.ServerCredentials(spiffetls.Config{Self: source, Peers: source,
+		Allow: spiffe.AllowIDs(web, ops)})
 	if err != nil {
 		log.Fatal(err)
 	}

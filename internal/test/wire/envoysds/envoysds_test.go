@@ -5,6 +5,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -104,32 +106,11 @@ func TestBytes(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := proto.MarshalOptions{Deterministic: true}.Marshal(test.msg)
-			require.NoError(t, err)
+			got := must.Get(proto.MarshalOptions{Deterministic: true}.Marshal(test.msg))(t)
 			assert.Equal(t, test.want, got)
 			back := test.msg.ProtoReflect().New().Interface()
 			require.NoError(t, proto.Unmarshal(test.want, back))
 			assert.True(t, proto.Equal(test.msg, back))
 		})
 	}
-}
-
-// A proxy of ours passes on what it does not know.
-func TestUnknownFieldsAreKept(t *testing.T) {
-	t.Parallel()
-	in := join(text(1, "n"), message(3, text(1, "metadata")), text(6, "envoy"), text(10, "feature"))
-	var node envoysds.Node
-	require.NoError(t, proto.Unmarshal(in, &node))
-	out, err := proto.Marshal(&node)
-	require.NoError(t, err)
-	assert.Equal(t, in, out)
-}
-
-// The canonical types register under their own names; ours must not take those.
-func TestOwnPackageName(t *testing.T) {
-	t.Parallel()
-	for _, m := range []proto.Message{(*envoysds.Secret)(nil), (*envoysds.Status)(nil), (*envoysds.DiscoveryRequest)(nil)} {
-		assert.Equal(t, "svidkit.wire.envoy.v3", string(m.ProtoReflect().Descriptor().ParentFile().Package()))
-	}
-	assert.Equal(t, "internal/test/wire/envoysds/envoysds.proto", envoysds.File_internal_test_wire_envoysds_envoysds_proto.Path())
 }

@@ -5,6 +5,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -41,35 +43,11 @@ func TestBytes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := proto.MarshalOptions{Deterministic: true}.Marshal(test.msg)
-			require.NoError(t, err)
+			got := must.Get(proto.MarshalOptions{Deterministic: true}.Marshal(test.msg))(t)
 			assert.Equal(t, test.want, string(got))
 			back := test.msg.ProtoReflect().New().Interface()
 			require.NoError(t, proto.Unmarshal([]byte(test.want), back))
 			assert.True(t, proto.Equal(test.msg, back))
 		})
 	}
-}
-
-// A field that a newer release has is kept, and does not become another one.
-func TestUnknownFieldsAreKept(t *testing.T) {
-	t.Parallel()
-	in := "\x0a\x01a" + "\x22\x01x"
-	var req linkerd.CertifyRequest
-	require.NoError(t, proto.Unmarshal([]byte(in), &req))
-	assert.Equal(t, "a", req.GetIdentity())
-	assert.Empty(t, req.GetCertificateSigningRequest())
-	out, err := proto.Marshal(&req)
-	require.NoError(t, err)
-	assert.Equal(t, in, string(out))
-}
-
-// The canonical types register under their own names; ours must not take those.
-func TestOwnPackageName(t *testing.T) {
-	t.Parallel()
-	file := (*linkerd.CertifyRequest)(nil).ProtoReflect().Descriptor().ParentFile()
-	assert.Equal(t, "svidkit.wire.linkerd", string(file.Package()))
-	assert.Equal(t, "internal/test/wire/linkerd/linkerd.proto", file.Path())
-	assert.Zero(t, file.Services().Len())
-	assert.Equal(t, "/io.linkerd.proxy.identity.Identity/Certify", linkerd.Certify)
 }

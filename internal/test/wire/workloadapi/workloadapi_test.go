@@ -5,6 +5,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/test/must"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -34,8 +36,7 @@ func join(parts ...[]byte) []byte {
 // TestBytes compares each message with bytes built by hand from the published field numbers.
 func TestBytes(t *testing.T) {
 	t.Parallel()
-	claims, err := structpb.NewStruct(map[string]any{"sub": "s"})
-	require.NoError(t, err)
+	claims := must.Get(structpb.NewStruct(map[string]any{"sub": "s"}))(t)
 	for name, test := range map[string]struct {
 		msg  proto.Message
 		want []byte
@@ -77,21 +78,11 @@ func TestBytes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			assert.Equal(t, name, string(test.msg.ProtoReflect().Descriptor().Name()))
-			got, err := proto.MarshalOptions{Deterministic: true}.Marshal(test.msg)
-			require.NoError(t, err)
+			got := must.Get(proto.MarshalOptions{Deterministic: true}.Marshal(test.msg))(t)
 			assert.Equal(t, test.want, got)
 			back := test.msg.ProtoReflect().New().Interface()
 			require.NoError(t, proto.Unmarshal(test.want, back))
 			assert.True(t, proto.Equal(test.msg, back))
 		})
 	}
-}
-
-// The canonical types register under their own names; ours must not take those.
-func TestOwnPackageName(t *testing.T) {
-	t.Parallel()
-	file := (*workloadapi.X509SVIDResponse)(nil).ProtoReflect().Descriptor().ParentFile()
-	assert.Equal(t, "svidkit.wire.workloadapi", string(file.Package()))
-	assert.Equal(t, "internal/test/wire/workloadapi/workloadapi.proto", file.Path())
-	assert.Zero(t, file.Services().Len(), "the service is in the descriptors for reflection only")
 }

@@ -29,8 +29,6 @@ type Document struct {
 	Writer    string   // random, chosen for each write: it tells a reader whether the write was its own
 	Sequence  uint64   // of the bundle
 	Keys      [2][]Key // by kind, oldest first; at most one is Active; of roots exactly one, unless there are none
-
-	Others map[string][]byte // items of the record that are not ours
 }
 
 // Clone returns a document that may be changed, including its keys.
@@ -118,31 +116,26 @@ func (d *Document) Revoke(id string, successor func() (Key, error), now time.Tim
 	return after, nil
 }
 
-// Ends are the latest expiries signed by the active key of each kind; zero for none.
-type Ends [2]time.Time
-
-// Advance returns d as of now, and the steps that lead there. Replicas pass nil ends, as they do not know the others'
-// signatures.
-func (d *Document) Advance(ends *Ends, now time.Time) (*Document, []Step) {
+// Advance returns d as of now, and the events of the steps that lead there. Each moment at which keys of one kind leave
+// gives the bundle the next number.
+func (d *Document) Advance(now time.Time) (*Document, []Event) {
 	next := *d
-	var steps []Step
+	var events []Event
 	for kind, keys := range d.Keys {
-		var last *time.Time
-		if ends != nil {
-			last = &ends[kind]
+		after, more := advance(keys, now)
+		next.Keys[kind], events = after, append(events, more...)
+		var last time.Time
+		for _, e := range more {
+			if e.What == Retired && !e.At.Equal(last) {
+				next.Sequence++
+				last = e.At
+			}
 		}
-		after, more := advance(keys, last, now)
-		next.Keys[kind], steps = after, append(steps, more...)
 	}
-	if len(steps) == 0 {
+	if len(events) == 0 {
 		return d, nil
 	}
-	for _, s := range steps {
-		if len(s.Retired) > 0 {
-			next.Sequence++
-		}
-	}
-	return &next, steps
+	return &next, events
 }
 
 // Next returns when the next step of time is due; zero for never.
@@ -327,7 +320,7 @@ func (d *Document) Postpone(known *Document, now time.Time) (_ *Document, change
 		}
 		// Once time has retired the old key, others may have dropped it, and all that it signed has expired: it must
 		// not come back.
-		if old := d.In(kind, Active); old != nil && !now.Before(old.retired(nil, k.Activates).Retires) {
+		if old := d.In(kind, Active); old != nil && !now.Before(old.retired(k.Activates).Retires) {
 			continue
 		}
 		if !changed {
@@ -366,7 +359,7 @@ func (d *Document) ReplaceActive(next Key, now time.Time) error {
 		*active = next
 		return nil
 	}
-	*active = old.retired(nil, now.Add(old.Propagation))
+	*active = old.retired(now.Add(old.Propagation))
 	// The active root comes before the distributing one.
 	at := slices.IndexFunc(d.Keys[Root], func(k Key) bool { return k.Phase == Distributing })
 	if at < 0 {

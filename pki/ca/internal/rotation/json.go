@@ -21,7 +21,6 @@ import (
 
 const (
 	stateVersion   = 1 // the form of the document; another form is not ours to change
-	maxStateBytes  = 1 << 20
 	publicKeyBlock = "PUBLIC KEY"
 )
 
@@ -122,9 +121,6 @@ func (k *Key) encode() (j keyJSON, err error) {
 // Parse reads a document. The result is fit to use: exactly one root signs, or there are no roots; a key that may
 // sign has its own private key, and other keys have none.
 func Parse(b []byte, td spiffe.TrustDomain) (*Document, error) {
-	if len(b) > maxStateBytes {
-		return nil, fmt.Errorf("it has %d bytes, the limit is %d", len(b), maxStateBytes)
-	}
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields() // dropping a newer version's fields would lose them
 	var j stateJSON
@@ -208,10 +204,6 @@ func (j *keyJSON) decode(kind Kind, td spiffe.TrustDomain) (Key, error) {
 	case signs && !k.Retires.IsZero() || k.Phase == Retiring && k.Retires.IsZero():
 		return Key{}, fmt.Errorf("it is %v, and the time at which it retires is there: %v", k.Phase,
 			!k.Retires.IsZero())
-	case kind == Root && (j.KeyID != "" || j.Algorithm != "" || j.PublicKey != ""):
-		return Key{}, errors.New("it has what belongs to a JWT key")
-	case kind == Token && j.Certificate != "":
-		return Key{}, errors.New("it has a certificate")
 	}
 	var signer crypto.Signer
 	if signs {

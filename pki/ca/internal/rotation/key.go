@@ -136,19 +136,10 @@ func (k *Key) due() time.Time {
 	return time.Time{}
 }
 
-// retired returns k as it is when another key takes over at the time at.
-//
-// A sole signer knows when the key's last certificate ends, or that there is none (zero), and passes it as last.
-// Replicas do not know the others' signatures, and pass nil: then the key stays for the longest lifetime that any of
-// them may have granted until then.
-func (k Key) retired(last *time.Time, at time.Time) Key {
+// retired returns k as it is when another key takes over at the time at. It stays for the longest lifetime that any
+// replica may have granted until then.
+func (k Key) retired(at time.Time) Key {
 	end := at.Add(k.Longest).Add(k.Grace)
-	if last != nil {
-		end = at
-		if e := last.Add(k.Grace); !last.IsZero() && e.After(at) {
-			end = e
-		}
-	}
 	if k.Tainted {
 		end = Earlier(end, at.Add(k.TaintGrace))
 	}
@@ -167,46 +158,33 @@ func nextStep(keys []Key) time.Time {
 	return first
 }
 
-// Step is a change of the keys of one kind at one time.
-type Step struct {
-	At        time.Time
-	Kind      Kind
-	Activated *Key  // the new active key, or nil
-	Retired   []Key // the keys that left the bundle
-}
-
-// advance returns keys as of now, and the steps that lead there, one for each moment with a change. The result is the
-// same however late and however often it is called, and on every replica with the same keys. For last see
-// [Key.retired]. Phases only move forward: an earlier now than the last one changes nothing. keys is not changed.
-func advance(keys []Key, last *time.Time, now time.Time) ([]Key, []Step) {
-	var steps []Step
+// advance returns keys as of now, and the events of the steps that lead there, in the order of time. The result is the
+// same however late and however often it is called, and on every replica with the same keys. Phases only move
+// forward: an earlier now than the last one changes nothing. keys is not changed.
+func advance(keys []Key, now time.Time) (_ []Key, events []Event) {
 	for {
 		at := nextStep(keys)
 		if at.IsZero() || !Reached(now, at) {
-			return keys, steps
+			return keys, events
 		}
-		st := Step{At: at, Kind: keys[0].Kind()}
 		activates := slices.ContainsFunc(keys,
 			func(k Key) bool { return k.Phase == Distributing && !at.Before(k.Activates) })
 		after := make([]Key, 0, len(keys))
 		for _, k := range keys {
 			switch {
 			case activates && k.Phase == Active:
-				k = k.retired(last, at)
+				k = k.retired(at)
 			case activates && k.Phase == Distributing:
 				k.Phase = Active
-				st.Activated = &k
+				events = append(events, Event{What: Activated, At: at, Key: k})
 			}
 			if (k.Phase == Retiring || k.Phase == Trusted) && !k.Retires.IsZero() && !at.Before(k.Retires) {
-				st.Retired = append(st.Retired, k)
+				events = append(events, Event{What: Retired, At: at, Key: k})
 				continue
 			}
 			after = append(after, k)
 		}
-		if activates && last != nil {
-			last = new(time.Time) // the new key has signed nothing
-		}
-		keys, steps = after, append(steps, st)
+		keys = after
 	}
 }
 
@@ -231,30 +209,4 @@ func Earlier(a, b time.Time) time.Time {
 		return b
 	}
 	return a
-}
-
-// Schedule says when to replace a root.
-type Schedule struct {
-	TTL         time.Duration // of each root
-	Longest     time.Duration // the longest lifetime that it may sign
-	Propagation time.Duration
-	GraceRatio  float64
-	SameKey     bool // the successor has the root's key, so no step has to wait
-}
-
-// ReplaceAt returns when to replace the active root. It depends only on the certificate's dates, so compare it with
-// the wall clock.
-//
-// With four steps, that is when Propagation, Longest and the grace ratio of the root's life are left, but not in the
-// first half of its life. With the same key, it is when the grace ratio is left.
-func (s Schedule) ReplaceAt(active *x509.Certificate) time.Time {
-	life := min(s.TTL, active.NotAfter.Sub(active.NotBefore)) // a root from elsewhere may have a short one
-	half, share := life/2, time.Duration(float64(life)*s.GraceRatio)
-	if s.SameKey {
-		return active.NotAfter.Add(-share)
-	}
-	if s.Longest < half-share-s.Propagation { // this order avoids overflow
-		return active.NotAfter.Add(-(s.Propagation + s.Longest + share))
-	}
-	return active.NotAfter.Add(-half)
 }

@@ -4,6 +4,7 @@ import (
 	"crypto"
 	"crypto/x509"
 	"fmt"
+	"maps"
 	"math/big"
 	"math/rand/v2"
 	"slices"
@@ -15,7 +16,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -36,17 +36,20 @@ func timeline(roots []Key) string {
 	return strings.Join(parts, " ")
 }
 
-func history(steps []Step) string {
+// history writes events as "25:+2 62:-1", with the minute, and activations first.
+func history(events []Event) string {
+	lines := map[int][]string{}
+	for _, e := range events {
+		minute := int(e.At.Sub(epoch).Minutes())
+		if e.What == Activated {
+			lines[minute] = slices.Insert(lines[minute], 0, fmt.Sprintf("+%v", e.Key.Cert.SerialNumber))
+		} else {
+			lines[minute] = append(lines[minute], fmt.Sprintf("-%v", e.Key.Cert.SerialNumber))
+		}
+	}
 	var parts []string
-	for _, s := range steps {
-		what := []string{fmt.Sprintf("%d:", int(s.At.Sub(epoch).Minutes()))}
-		if s.Activated != nil {
-			what = append(what, fmt.Sprintf("+%v", s.Activated.Cert.SerialNumber))
-		}
-		for _, c := range s.Retired {
-			what = append(what, fmt.Sprintf("-%v", c.Cert.SerialNumber))
-		}
-		parts = append(parts, strings.Join(what, ""))
+	for _, minute := range slices.Sorted(maps.Keys(lines)) {
+		parts = append(parts, fmt.Sprintf("%d:%s", minute, strings.Join(lines[minute], "")))
 	}
 	return strings.Join(parts, " ")
 }
@@ -79,55 +82,44 @@ func tainted(k Key, grace int) Key {
 
 func TestAdvance(t *testing.T) {
 	t.Parallel()
-	never := new(time.Time)
-	until := func(minutes int) *time.Time { return new(at(minutes)) }
-	var shared *time.Time // no replica knows what the others signed
 	rotating := []Key{active(1), distributing(2, 25)}
 	for _, tt := range []struct {
-		name     string
-		roots    []Key
-		lastLeaf *time.Time
-		now      time.Time
-		want     string
-		steps    string
+		name  string
+		roots []Key
+		now   time.Time
+		want  string
+		steps string
 	}{
-		{"one root has no steps", []Key{active(1)}, until(60), at(1e6), "1:active", ""},
-		{"too early to activate", rotating, until(60), at(25).Add(-1), "1:active 2:distributing@25", ""},
-		{"activates on the dot", rotating, until(60), at(25), "1:retiring@62 2:active", "25:+2"},
-		{"the last leaf's grace is not over", rotating, until(60), at(62).Add(-1), "1:retiring@62 2:active", "25:+2"},
-		{"retires when the last leaf and the grace are over", rotating, until(60), at(62), "2:active", "25:+2 62:-1"},
-		{"a reader that comes late sees the same steps", rotating, until(60), at(1e6), "2:active", "25:+2 62:-1"},
-		{"a root that signed nothing retires as it is replaced", rotating, never, at(25), "2:active", "25:+2-1"},
-		{"the last leaf ended long before", rotating, until(5), at(25), "2:active", "25:+2-1"},
-		{"the last leaf ended, its grace has not", rotating, until(24), at(25), "1:retiring@26 2:active", "25:+2"},
-		{"the clock went back before the preparation", rotating, until(60), epoch.AddDate(-30, 0, 0), "1:active 2:distributing@25", ""},
-		{"the clock went back after the activation", []Key{retiring(1, 62), active(2)}, until(90), epoch.AddDate(-30, 0, 0), "1:retiring@62 2:active", ""},
-		{"old roots retire each at its time", []Key{retiring(1, 70), retiring(2, 50), active(3)}, until(90), at(60), "1:retiring@70 3:active", "50:-2"},
-		{"two at one time are one step", []Key{retiring(1, 50), retiring(2, 50), active(3)}, until(90), at(50), "3:active", "50:-1-2"},
-		{"an activation and a retirement at one time are one step", []Key{retiring(1, 50), active(2), distributing(3, 50)}, until(90), at(55), "2:retiring@92 3:active", "50:+3-1"},
-		{"the new root's leaves are not the old one's", []Key{active(1), distributing(2, 25)}, until(1e6), at(30), "1:retiring@1000002 2:active", "25:+2"},
-		{"shared: until the longest leaf that any replica may have granted", rotating, shared, at(25), "1:retiring@87 2:active", "25:+2"},
-		{"shared: it counts from the activation, not from the reading", rotating, shared, at(86), "1:retiring@87 2:active", "25:+2"},
-		{"shared: gone", rotating, shared, at(87), "2:active", "25:+2 87:-1"},
-		{"shared: each root has its own longest", []Key{{Cert: cert(1), Phase: Active, Terms: Terms{Longest: 10 * time.Minute}}, distributing(2, 25)}, shared, at(25), "1:retiring@35 2:active", "25:+2"},
-		{"tainted: the taint's grace, when its successor signs", []Key{tainted(active(1), 10), distributing(2, 25)}, shared, at(25), "1:retiring@35 2:active", "25:+2"},
-		{"tainted: not before its successor signs", []Key{tainted(active(1), 10), distributing(2, 25)}, shared, at(25).Add(-1), "1:active 2:distributing@25", ""},
-		{"tainted: gone", []Key{tainted(active(1), 10), distributing(2, 25)}, shared, at(35), "2:active", "25:+2 35:-1"},
-		{"tainted: the last leaf may be over before", []Key{tainted(active(1), 600), distributing(2, 25)}, until(30), at(25), "1:retiring@32 2:active", "25:+2"},
-		{"tainted: the last leaf counts no more", []Key{tainted(active(1), 10), distributing(2, 25)}, until(1e6), at(25), "1:retiring@35 2:active", "25:+2"},
-		{"tainted without a successor: nothing by itself", []Key{tainted(active(1), 10)}, shared, at(1e6), "1:active", ""},
-		{"the successor was tainted and taken out", []Key{active(1)}, shared, at(1e6), "1:active", ""},
-		{"trusted for ever", []Key{trusted(1), active(2)}, shared, at(1e6), "1:trusted 2:active", ""},
-		{"trusted until it expires", []Key{{Cert: cert(1), Phase: Trusted, Retires: at(9)}, active(2)}, shared, at(9), "2:active", "9:-1"},
-		{"trusted and not expired", []Key{{Cert: cert(1), Phase: Trusted, Retires: at(9)}, active(2)}, shared, at(9).Add(-1), "1:trusted@9 2:active", ""},
-		{"the first of its kind", []Key{distributing(1, 25)}, shared, at(25), "1:active", "25:+1"},
-		{"the first of its kind, too early", []Key{distributing(1, 25)}, shared, at(24), "1:distributing@25", ""},
-		{"none", nil, shared, at(1e6), "", ""},
+		{"one root has no steps", []Key{active(1)}, at(1e6), "1:active", ""},
+		{"too early to activate", rotating, at(25).Add(-1), "1:active 2:distributing@25", ""},
+		{"activates on the dot", rotating, at(25), "1:retiring@87 2:active", "25:+2"},
+		{"the last leaf's grace is not over", rotating, at(87).Add(-1), "1:retiring@87 2:active", "25:+2"},
+		{"retires when the last leaf and the grace are over", rotating, at(87), "2:active", "25:+2 87:-1"},
+		{"a reader that comes late sees the same steps", rotating, at(1e6), "2:active", "25:+2 87:-1"},
+		{"the clock went back before the preparation", rotating, epoch.AddDate(-30, 0, 0), "1:active 2:distributing@25", ""},
+		{"the clock went back after the activation", []Key{retiring(1, 62), active(2)}, epoch.AddDate(-30, 0, 0), "1:retiring@62 2:active", ""},
+		{"old roots retire each at its time", []Key{retiring(1, 70), retiring(2, 50), active(3)}, at(60), "1:retiring@70 3:active", "50:-2"},
+		{"two at one time are one step", []Key{retiring(1, 50), retiring(2, 50), active(3)}, at(50), "3:active", "50:-1-2"},
+		{"an activation and a retirement at one time are one step", []Key{retiring(1, 50), active(2), distributing(3, 50)}, at(55), "2:retiring@112 3:active", "50:+3-1"},
+		{"it counts from the activation, not from the reading", rotating, at(86), "1:retiring@87 2:active", "25:+2"},
+		{"gone", rotating, at(87), "2:active", "25:+2 87:-1"},
+		{"each root has its own longest", []Key{{Cert: cert(1), Phase: Active, Terms: Terms{Longest: 10 * time.Minute}}, distributing(2, 25)}, at(25), "1:retiring@35 2:active", "25:+2"},
+		{"tainted: the taint's grace, when its successor signs", []Key{tainted(active(1), 10), distributing(2, 25)}, at(25), "1:retiring@35 2:active", "25:+2"},
+		{"tainted: not before its successor signs", []Key{tainted(active(1), 10), distributing(2, 25)}, at(25).Add(-1), "1:active 2:distributing@25", ""},
+		{"tainted: gone", []Key{tainted(active(1), 10), distributing(2, 25)}, at(35), "2:active", "25:+2 35:-1"},
+		{"tainted without a successor: nothing by itself", []Key{tainted(active(1), 10)}, at(1e6), "1:active", ""},
+		{"the successor was tainted and taken out", []Key{active(1)}, at(1e6), "1:active", ""},
+		{"trusted for ever", []Key{trusted(1), active(2)}, at(1e6), "1:trusted 2:active", ""},
+		{"trusted until it expires", []Key{{Cert: cert(1), Phase: Trusted, Retires: at(9)}, active(2)}, at(9), "2:active", "9:-1"},
+		{"trusted and not expired", []Key{{Cert: cert(1), Phase: Trusted, Retires: at(9)}, active(2)}, at(9).Add(-1), "1:trusted@9 2:active", ""},
+		{"the first of its kind", []Key{distributing(1, 25)}, at(25), "1:active", "25:+1"},
+		{"the first of its kind, too early", []Key{distributing(1, 25)}, at(24), "1:distributing@25", ""},
+		{"none", nil, at(1e6), "", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			before := timeline(tt.roots)
-			roots, steps := advance(tt.roots, tt.lastLeaf, tt.now)
+			roots, steps := advance(tt.roots, tt.now)
 			assert.Equal(t, tt.want, timeline(roots))
 			assert.Equal(t, tt.steps, history(steps))
 			assert.Equal(t, before, timeline(tt.roots), "the input was changed")
@@ -157,14 +149,10 @@ func TestAdvanceDoesNotDependOnReaders(t *testing.T) {
 		if rng.IntN(4) > 0 {
 			start = append(start, distributing(1, rng.IntN(200)))
 		}
-		var lastLeaf *time.Time
-		if seed%2 == 0 {
-			lastLeaf = new(at(rng.IntN(250)))
-		}
-		want, wantSteps := advance(start, lastLeaf, at(1000))
+		want, wantSteps := advance(start, at(1000))
 
-		roots, last := start, lastLeaf
-		var steps []Step
+		roots := start
+		var steps []Event
 		for latest := 0; latest < 1000; {
 			now := rng.IntN(latest + 60) // often before what was seen already
 			latest = max(latest, now)
@@ -172,13 +160,8 @@ func TestAdvanceDoesNotDependOnReaders(t *testing.T) {
 				latest, now = 1000, 1000
 			}
 			before := slices.Clone(roots)
-			var s []Step
-			roots, s = advance(roots, last, at(now))
-			for _, st := range s {
-				if st.Activated != nil && last != nil {
-					last = new(time.Time)
-				}
-			}
+			var s []Event
+			roots, s = advance(roots, at(now))
 			steps = append(steps, s...)
 
 			n := 0
@@ -263,63 +246,14 @@ func TestStepsOfTheWallClock(t *testing.T) {
 		}
 		return out
 	}
-	got, _ := advance(keys, nil, after(24*time.Minute, 1000*time.Hour))
+	got, _ := advance(keys, after(24*time.Minute, 1000*time.Hour))
 	assert.Equal(t, []Phase{Active, Distributing}, phases(got))
-	got, _ = advance(keys, nil, after(25*time.Minute, 1000*time.Hour))
+	got, _ = advance(keys, after(25*time.Minute, 1000*time.Hour))
 	assert.Equal(t, []Phase{Retiring, Active}, phases(got), "its leaves live on, whatever the wall clock says")
-	got, _ = advance(got, nil, after(25*time.Minute+time.Hour+2*time.Minute-1, 1000*time.Hour))
+	got, _ = advance(got, after(25*time.Minute+time.Hour+2*time.Minute-1, 1000*time.Hour))
 	assert.Equal(t, []Phase{Retiring, Active}, phases(got))
-	got, _ = advance(got, nil, after(25*time.Minute+time.Hour+2*time.Minute, 1000*time.Hour))
+	got, _ = advance(got, after(25*time.Minute+time.Hour+2*time.Minute, 1000*time.Hour))
 	assert.Equal(t, []Phase{Active}, phases(got))
-	got, _ = advance(keys, nil, after(10*time.Hour, -10*time.Hour))
+	got, _ = advance(keys, after(10*time.Hour, -10*time.Hour))
 	assert.Equal(t, []Phase{Active, Distributing}, phases(got))
-}
-
-func TestReplaceAt(t *testing.T) {
-	t.Parallel()
-	conformance.Covers(t, "IST-2.12-4")
-	const day = 24 * time.Hour
-	for _, tt := range []struct {
-		name              string
-		root, max, spread time.Duration
-		left              time.Duration
-	}{
-		{"the defaults: two years, 90 days and 25 minutes before", 3650 * day, 90 * day, 25 * time.Minute, 730*day + 90*day + 25*time.Minute},
-		{"a long maximum: at half of its life", 100 * day, 90 * day, time.Hour, 50 * day},
-		{"a maximum beyond all reason", 100 * day, 1<<63 - 1, time.Hour, 50 * day},
-		{"the three just fit into half", 100 * day, 20 * day, 10 * day, 50 * day},
-		{"minutes", time.Hour, time.Minute, time.Minute, 14 * time.Minute},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			schedule := Schedule{TTL: tt.root, Longest: tt.max, Propagation: tt.spread, GraceRatio: 0.2}
-			end := epoch.Add(tt.root)
-			assert.Equal(t, tt.left, end.Sub(schedule.ReplaceAt(&x509.Certificate{NotAfter: end})))
-		})
-	}
-}
-
-func TestReplaceAtOtherwise(t *testing.T) {
-	t.Parallel()
-	const day = 24 * time.Hour
-	for _, tt := range []struct {
-		name     string
-		schedule Schedule
-		life     time.Duration // of the certificate
-		left     time.Duration
-	}{
-		{"a larger grace ratio", Schedule{GraceRatio: 0.4, Longest: day, Propagation: time.Hour}, 100 * day, 41*day + time.Hour},
-		{"never before half of its life", Schedule{GraceRatio: 0.5, Longest: day, Propagation: time.Hour}, 100 * day, 50 * day},
-		{"a CA below counts like a leaf", Schedule{GraceRatio: 0.2, Longest: 10 * day, Propagation: time.Hour}, 100 * day, 30*day + time.Hour},
-		{"a root from elsewhere with a shorter life", Schedule{GraceRatio: 0.2, Longest: day, Propagation: time.Hour}, 10 * day, 3*day + time.Hour},
-		{"with its own key: the ratio alone", Schedule{GraceRatio: 0.2, SameKey: true, Longest: 40 * day, Propagation: time.Hour}, 100 * day, 20 * day},
-		{"with its own key, a shorter life", Schedule{GraceRatio: 0.2, SameKey: true}, 10 * day, 2 * day},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			tt.schedule.TTL = 100 * day
-			c := &x509.Certificate{NotBefore: epoch, NotAfter: epoch.Add(tt.life)}
-			assert.Equal(t, tt.left, c.NotAfter.Sub(tt.schedule.ReplaceAt(c)).Round(time.Second))
-		})
-	}
 }

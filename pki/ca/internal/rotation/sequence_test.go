@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -27,24 +28,22 @@ func TestSequenceOfSteps(t *testing.T) {
 		"an activation":                      {[]Key{active(1), distributing(2, 25)}, nil, at(30), 1, 0},
 		"an activation and its retirement":   {[]Key{active(1), distributing(2, 25)}, nil, at(100), 2, 1},
 		"a retirement":                       {[]Key{retiring(1, 50), active(3)}, nil, at(50), 1, 1},
-		"two retirements at one moment":      {[]Key{retiring(1, 50), retiring(2, 50), active(3)}, nil, at(50), 1, 1},
+		"two retirements at one moment":      {[]Key{retiring(1, 50), retiring(2, 50), active(3)}, nil, at(50), 2, 1},
 		"two retirements at two moments":     {[]Key{retiring(1, 50), retiring(2, 60), active(3)}, nil, at(60), 2, 2},
 		"the first of two":                   {[]Key{retiring(1, 50), retiring(2, 60), active(3)}, nil, at(59), 1, 1},
 		"both kinds":                         {[]Key{retiring(1, 50), active(3)}, []Key{token(retiring(4, 50)), token(active(5))}, at(50), 2, 2},
 		"an activation of a key for tokens":  {[]Key{active(1)}, []Key{token(active(4)), token(distributing(5, 25))}, at(30), 1, 0},
-		"a retirement beside an activation":  {[]Key{retiring(1, 50), active(2), distributing(3, 50)}, nil, at(55), 1, 1},
+		"a retirement beside an activation":  {[]Key{retiring(1, 50), active(2), distributing(3, 50)}, nil, at(55), 2, 1},
 		"a retirement beside one of a token": {[]Key{retiring(1, 50), active(2)}, []Key{token(active(4)), token(distributing(5, 50))}, at(50), 2, 1},
 	} {
 		d := &Document{Sequence: 7, Keys: [2][]Key{c.roots, c.tokens}}
-		for _, ends := range []*Ends{nil, {at(85), at(85)}} {
-			after, steps := d.Advance(ends, c.now)
-			assert.Len(t, steps, c.steps, name)
-			assert.Equal(t, 7+c.more, after.Sequence, name)
-			assert.LessOrEqual(t, after.Sequence, d.NumberOfNext(), name)
-			again, more := after.Advance(ends, c.now)
-			assert.Same(t, after, again, name)
-			assert.Empty(t, more, name)
-		}
+		after, steps := d.Advance(c.now)
+		assert.Len(t, steps, c.steps, name)
+		assert.Equal(t, 7+c.more, after.Sequence, name)
+		assert.LessOrEqual(t, after.Sequence, d.NumberOfNext(), name)
+		again, more := after.Advance(c.now)
+		assert.Same(t, after, again, name)
+		assert.Empty(t, more, name)
 		assert.EqualValues(t, 7, d.Sequence, name)
 	}
 }
@@ -54,8 +53,7 @@ func TestTrustedUntilTheEnd(t *testing.T) {
 	t.Parallel()
 	td := spiffe.MustParseTrustDomain("example.org")
 	root := func(from, to int) *x509.Certificate {
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		issuer, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: at(from), NotAfter: at(to)})
 		require.NoError(t, err)
 		return issuer.Certificate()
@@ -71,7 +69,7 @@ func TestTrustedUntilTheEnd(t *testing.T) {
 	require.NoError(t, d.AddTrusted(td, []*x509.Certificate{long, ended}, at(0)), "known, and ended")
 	require.Len(t, d.Keys[Root], 2)
 	assert.Equal(t, at(10), d.Next().UTC())
-	after, steps := d.Advance(nil, at(10))
+	after, steps := d.Advance(at(10))
 	require.Len(t, steps, 1)
 	require.Len(t, after.Keys[Root], 1)
 	assert.True(t, after.Keys[Root][0].Cert.Equal(long))

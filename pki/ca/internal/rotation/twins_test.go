@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -15,8 +16,7 @@ import (
 func named(t *testing.T, keys ...Key) []Key {
 	t.Helper()
 	for i := range keys {
-		key, err := pki.NewKey(pki.ECDSAP256)
-		require.NoError(t, err)
+		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		keys[i].ID, keys[i].Cert.PublicKey, keys[i].Cert.Raw = keys[i].Cert.SerialNumber.Text(16), key.Public(), keys[i].Cert.SerialNumber.Bytes()
 	}
 	return keys
@@ -32,15 +32,13 @@ func TestTermsGoOn(t *testing.T) {
 		return d
 	}
 	d := begin()
-	after, err := d.Revoke("1", func() (Key, error) { panic("there is one") }, at(10))
-	require.NoError(t, err)
+	after := must.Get(d.Revoke("1", func() (Key, error) { panic("there is one") }, at(10)))(t)
 	assert.Equal(t, "2", after.ID)
 	assert.Equal(t, long, after.Terms)
 	require.Len(t, d.Keys[Root], 1)
 
 	d = &Document{Keys: [2][]Key{begin().Keys[Root][:1]}}
-	after, err = d.Revoke("1", func() (Key, error) { return named(t, signing(3))[0], nil }, at(10))
-	require.NoError(t, err)
+	after = must.Get(d.Revoke("1", func() (Key, error) { return named(t, signing(3))[0], nil }, at(10)))(t)
 	assert.Equal(t, long, after.Terms)
 	assert.Equal(t, at(10), after.Prepared)
 
@@ -56,12 +54,10 @@ func TestTaintOfTwins(t *testing.T) {
 	t.Parallel()
 	td := spiffe.MustParseTrustDomain("example.org")
 	var certs []Key
-	key, err := pki.NewKey(pki.ECDSAP256)
-	require.NoError(t, err)
+	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
 	for i := range 3 {
 		if i == 2 {
-			key, err = pki.NewKey(pki.ECDSAP256)
-			require.NoError(t, err)
+			key = must.Get(pki.NewKey(pki.ECDSAP256))(t)
 		}
 		issuer, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: at(-100), NotAfter: at(100000)})
 		require.NoError(t, err)
@@ -121,7 +117,7 @@ func TestNumberOfNext(t *testing.T) {
 		{until, retiring(1, 50), active(2), distributing(4, 55)}, {until, retiring(1, 60), active(2)},
 	} {
 		d := &Document{Sequence: 7, Keys: [2][]Key{keys}}
-		after, _ := d.Advance(nil, at(1e6))
+		after, _ := d.Advance(at(1e6))
 		assert.Greater(t, d.NumberOfNext(), after.Sequence, timeline(keys))
 	}
 }

@@ -3,7 +3,6 @@
 package caservice
 
 import (
-	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -29,7 +28,7 @@ import (
 )
 
 const (
-	defaultTimeout  = 75 * time.Second
+	timeout         = 75 * time.Second // for a registration authority that waits a minute for its signer
 	receiveTimeout  = 10 * time.Second
 	sendTimeout     = 10 * time.Second
 	maxRequest      = 192 << 10 // bytes: a CSR in PEM has at most 128 KiB, one in DER or a token 64 KiB
@@ -45,9 +44,8 @@ const (
 
 // Service is a gRPC service with one unary method.
 type Service struct {
-	Name    string        // of the package; log messages begin with it
-	Path    string        // of the method
-	Timeout time.Duration // of a call; 0 means 75 seconds
+	Name string // of the package; log messages begin with it
+	Path string // of the method
 
 	// Logger gets each certificate at level Debug. It gets at once the first refusal of each reason and, for the
 	// first 12 callers, of each caller; the others are counted every minute, so that a caller cannot fill a log. A
@@ -70,7 +68,6 @@ type Service struct {
 
 // Handler returns the service as a handler of gRPC over HTTP/2.
 func (s Service) Handler() http.Handler {
-	s.Timeout = cmp.Or(s.Timeout, defaultTimeout)
 	s.Logger = ratelog.Patient(s.Logger)
 	s.turns = limit.New(limit.Options{Concurrent: runtime.GOMAXPROCS(0), Queue: maxQueue, QueueTime: queueTime})
 	s.refused = ratelog.New(s.Logger, 0)
@@ -79,8 +76,8 @@ func (s Service) Handler() http.Handler {
 		Methods:        map[string]grpchttp.Method{s.Path: s.serve},
 		MaxMessage:     maxRequest,
 		Incoming:       grpchttp.NewIncoming(s.Name, maxIncoming, maxPeerIncoming),
-		Timeout:        s.Timeout,
-		ReceiveTimeout: min(receiveTimeout, s.Timeout),
+		Timeout:        timeout,
+		ReceiveTimeout: receiveTimeout,
 		SendTimeout:    sendTimeout,
 	}
 }
@@ -118,9 +115,8 @@ func (c *Call) Receive() ([]byte, error) {
 
 func (s *Service) serve(ctx context.Context, g *grpchttp.Call) error {
 	c := &Call{Call: g, turns: s.turns}
-	response, err := s.answer(ctx, c)
+	response, e := s.answer(ctx, c)
 	code := grpchttp.OK
-	e, _ := errors.AsType[*grpchttp.Error](err)
 	if e != nil {
 		code = e.Code
 	}
@@ -150,13 +146,9 @@ func (s *Service) log(ctx context.Context, c *Call, e *grpchttp.Error) {
 		s.Logger.LogAttrs(ctx, level, s.Name+": certificate issued", attrs...)
 		return
 	}
-	cause := e.Message
-	if e.Err != nil {
-		cause = e.Err.Error()
-	}
+	cause := strings.ReplaceAll(e.Err.Error(), "\n", "; ")
 	attrs = append(attrs, slog.String("code", e.Code.String()),
-		slog.String("err", bearer.Redact(strings.ReplaceAll(cause, "\n", "; "), c.Secret,
-			strings.TrimSpace(c.Secret))))
+		slog.String("err", bearer.Redact(cause, c.Secret, strings.TrimSpace(c.Secret))))
 	if refused := s.Name + ": certificate refused"; each {
 		s.Logger.LogAttrs(ctx, level, refused, attrs...)
 	} else {
@@ -185,17 +177,20 @@ var reasons = []error{
 
 var errPanic = errors.New("panic")
 
-func (s *Service) answer(ctx context.Context, c *Call) (response []byte, err error) {
+// answer calls s.Answer.
+func (s *Service) answer(ctx context.Context, c *Call) (response []byte, e *grpchttp.Error) {
 	defer func() {
 		switch p := recover(); p {
 		case nil:
 		case http.ErrAbortHandler: // the exact value, as in net/http
 			panic(p)
 		default: // from the embedder's part
-			err = Refuse(grpchttp.Internal, "internal error", fmt.Errorf("%w: %v\n%s", errPanic, p, debug.Stack()))
+			e = Refuse(grpchttp.Internal, "internal error", fmt.Errorf("%w: %v\n%s", errPanic, p, debug.Stack()))
 		}
 	}()
-	return s.Answer(ctx, c)
+	response, err := s.Answer(ctx, c)
+	e, _ = errors.AsType[*grpchttp.Error](err)
+	return response, e
 }
 
 // level returns Info for the client's failures, Error for a panic, and otherwise Warn.
@@ -214,8 +209,12 @@ func (c *Call) level(e *grpchttp.Error) slog.Level {
 	return slog.LevelWarn
 }
 
-// Refuse returns the error for a refused call: the client gets the code and the text, the log gets the cause.
+// Refuse returns the error for a refused call: the client gets the code and the text, the log gets the cause, or the
+// text if that is nil.
 func Refuse(code grpchttp.Code, text string, cause error) *grpchttp.Error {
+	if cause == nil {
+		cause = errors.New(text)
+	}
 	return &grpchttp.Error{Code: code, Message: text, Err: cause}
 }
 
@@ -261,11 +260,10 @@ func SignError(ctx context.Context, err error) *grpchttp.Error {
 
 // lifetimeText tells a client which lifetime was refused, and the nearest one that would be granted.
 func lifetimeText(err error) string {
-	e, ok := errors.AsType[*ca.SignError](err)
-	if !ok || e.Granted <= 0 {
-		return textTTL
+	if e, ok := errors.AsType[*ca.SignError](err); ok && e.Granted > 0 {
+		return textTTL + ": " + e.Err.Error()
 	}
-	return textTTL + ": " + e.Err.Error()
+	return textTTL
 }
 
 // Ended returns the error for a call that failed with err because its context is done: it distinguishes this server's

@@ -7,6 +7,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/provenpeer"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -24,5 +25,5 @@ func main() {
 		os.Exit(1)
 	}
 	r = spiffetest.NewCA(tb{}, "example.org").RequestFrom("/web", r)
-	fmt.Println("peer:", provenpeer.From(r.Context()) != nil, "tls:", r.TLS != nil)
+	fmt.Println("peer:", provenpeer.From[*spiffe.Peer](r.Context()) != nil, "tls:", r.TLS != nil)
 }

@@ -26,7 +26,8 @@ type service struct {
 	db grpc_health_v1.HealthClient
 }
 
-func (s service) Check(ctx context.Context, req *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
+func (s service) Check(ctx context.Context, req *grpc_health_v1.HealthCheckRequest) (
+	*grpc_health_v1.HealthCheckResponse, error) {
 	id, _ := grpccredentials.PeerIDFromContext(ctx)
 	log.Println("hello", id)
 	if req.GetService() == "db" {

@@ -1,5 +1,5 @@
-// Command raw greets workloads of its trust domain over TLS, and passes on the greeting of the database, if it has one,
-// with go-spiffe:
+// Command raw greets workloads of its trust domain over TLS, and passes on the greeting of the database, if it has
+// one, with go-spiffe:
 //
 //	raw ADDRESS [DATABASE]
 package main

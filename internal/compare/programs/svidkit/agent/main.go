@@ -1,5 +1,5 @@
-// Command agent serves the Workload API to three users of this machine, each with an identity and tokens of its own, and
-// readiness and metrics over HTTP, with svidkit:
+// Command agent serves the Workload API to three users of this machine, each with an identity and tokens of its own,
+// and readiness and metrics over HTTP, with svidkit:
 //
 //	agent SOCKET ADDRESS
 package main

@@ -27,7 +27,8 @@ type service struct {
 	db grpc_health_v1.HealthClient
 }
 
-func (s service) Check(ctx context.Context, req *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
+func (s service) Check(ctx context.Context, req *grpc_health_v1.HealthCheckRequest) (
+	*grpc_health_v1.HealthCheckResponse, error) {
 	peer, _ := spiffegrpc.PeerFromContext(ctx)
 	log.Println("hello", peer)
 	if req.GetService() == "db" {

@@ -41,7 +41,8 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	transport, err := jwtsvid.NewTransport(tokens, map[string]string{os.Args[1]: "jwtserver"}, &jwtsvid.TransportOptions{Base: base})
+	transport, err := jwtsvid.NewTransport(tokens, map[string]string{os.Args[1]: "jwtserver"},
+		&jwtsvid.TransportOptions{Base: base})
 	if err != nil {
 		return err
 	}

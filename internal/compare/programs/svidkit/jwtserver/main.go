@@ -32,12 +32,14 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	protect, err := jwtsvid.Middleware(validator, spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/client")), nil)
+	protect, err := jwtsvid.Middleware(validator, spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/client")),
+		nil)
 	if err != nil {
 		return err
 	}
 	server := &http.Server{Addr: os.Args[1], Handler: protect(http.HandlerFunc(hello))}
-	endpoint, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowAnyPeer(), AllowAnonymousClients: true})
+	endpoint, err := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowAnyPeer(),
+		AllowAnonymousClients: true})
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
-// Command raw greets workloads of its trust domain over TLS, and passes on the greeting of the database, if it has one,
-// with svidkit:
+// Command raw greets workloads of its trust domain over TLS, and passes on the greeting of the database, if it has
+// one, with svidkit:
 //
 //	raw ADDRESS [DATABASE]
 package main
@@ -37,7 +37,8 @@ func run() error {
 	}
 	defer me.Close()
 	client, err1 := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowIDs(db)})
-	endpoint, err2 := spiffetls.New(spiffetls.Config{Self: me, Peers: me, Allow: spiffe.AllowMembersOf(db.TrustDomain())})
+	endpoint, err2 := spiffetls.New(spiffetls.Config{Self: me, Peers: me,
+		Allow: spiffe.AllowMembersOf(db.TrustDomain())})
 	tcp, err3 := net.Listen("tcp", os.Args[1])
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return err

@@ -1,4 +1,4 @@
-package athenz_test
+package firstuse_test
 
 import (
 	"crypto/sha256"
@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/examples/athenz-provider/firstuse"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
@@ -48,7 +48,7 @@ func (r *replicas) add() {
 	r.t.Helper()
 	cfg := r.ProviderConfig()
 	var err error
-	cfg.FirstUse, err = athenz.FirstUseInConfigMap(r.API.URL(), nil, "athenz/used-documents")
+	cfg.FirstUse, err = firstuse.InConfigMap(r.API.URL(), nil, "athenz/used-documents")
 	require.NoError(r.t, err)
 	r.urls = append(r.urls, r.ServeProvider(cfg)+"/instance")
 }
@@ -65,6 +65,14 @@ func (r *replicas) confirm(replica int, document string) int {
 	}
 	_ = answer.Body.Close()
 	return answer.StatusCode
+}
+
+// confirmation is what ZTS asks about a document.
+func confirmation(document string) map[string]any {
+	return map[string]any{
+		"provider": "k8s.admin.athenz-callback", "domain": "media.sports", "service": "frontend", "attestationData": document,
+		"attributes": map[string]any{"instanceId": "web-0"},
+	}
 }
 
 // TestUsedDocuments has two replicas be shown documents at the same time: each is good once, and after a restart no more.
@@ -171,12 +179,12 @@ func TestUsedDocumentsFail(t *testing.T) {
 	assert.NotContains(t, r.Log.String(), "eyJ")
 }
 
-func TestFirstUseInConfigMapRefuses(t *testing.T) {
+func TestInConfigMapRefuses(t *testing.T) {
 	t.Parallel()
 	for _, object := range []string{"", "used-documents", "athenz/a/b", "/used", "athenz/", "A/b"} {
-		_, err := athenz.FirstUseInConfigMap("http://127.0.0.1:1", nil, object)
+		_, err := firstuse.InConfigMap("http://127.0.0.1:1", nil, object)
 		require.ErrorContains(t, err, "namespace and the name", object)
 	}
-	_, err := athenz.FirstUseInConfigMap("http://10.0.0.1", nil, "athenz/used-documents")
-	require.ErrorContains(t, err, "athenz: first use: ")
+	_, err := firstuse.InConfigMap("http://10.0.0.1", nil, "athenz/used-documents")
+	require.ErrorContains(t, err, "first use: ")
 }

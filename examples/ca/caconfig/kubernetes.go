@@ -1,4 +1,4 @@
-package caserver
+package caconfig
 
 import (
 	"context"
@@ -10,9 +10,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Kubernetes authenticates callers by the service account tokens of one cluster, which its API server reviews.
+// kubernetes authenticates callers by the service account tokens of one cluster, which its API server reviews.
 // TrustDomain is required.
-type Kubernetes struct {
+type kubernetes struct {
 	TrustDomain spiffe.TrustDomain
 	API         kube.ReviewerOptions // how to ask the API server
 
@@ -33,9 +33,9 @@ type Kubernetes struct {
 	LinkerdAnyAudience bool
 }
 
-// Set sets the authentication of callers in the options of the two APIs; linkerd may be nil. It returns a function
+// set sets the authentication of callers in the options of the two APIs; linkerd may be nil. It returns a function
 // that asks the API server of its own cluster whether this program has the rights that it needs there.
-func (k Kubernetes) Set(istio *istioca.Options,
+func (k kubernetes) set(istio *istioca.Options,
 	linkerd *linkerd.Options) (check func(context.Context) error, err error) {
 	reviewer, err := kube.NewReviewer(&k.API)
 	if err != nil {
@@ -55,12 +55,12 @@ func (k Kubernetes) Set(istio *istioca.Options,
 	}
 	check = reviewer.Check
 	if len(k.NodeAccounts) > 0 {
-		own, all, err := k.nodes()
+		nodes, err := k.nodes(reviewer, remotes)
 		if err != nil {
 			return nil, err
 		}
-		istio.NodeAuthorizer = all.Authorize
-		check = func(ctx context.Context) error { return errors.Join(reviewer.Check(ctx), own.Check(ctx)) }
+		istio.NodeAuthorizer = nodes.Authorize
+		check = func(ctx context.Context) error { return errors.Join(reviewer.Check(ctx), nodes.Check(ctx)) }
 	}
 	if linkerd != nil {
 		k.API.AnyAudience = k.LinkerdAnyAudience
@@ -73,22 +73,14 @@ func (k Kubernetes) Set(istio *istioca.Options,
 	return check, nil
 }
 
-// nodes returns the authorizers for the nodes of the own cluster, and of all clusters.
-func (k *Kubernetes) nodes() (own, all *kube.NodeAuthorizer, err error) {
-	remotes := make(map[string]*kube.NodeAuthorizer)
-	node := func(api kube.ReviewerOptions) (*kube.NodeAuthorizer, error) {
-		return kube.NewNodeAuthorizer(kube.NodeAuthorizerOptions{
-			APIServer: api.APIServer, HTTPClient: api.HTTPClient, Accounts: k.NodeAccounts, Remotes: remotes,
-		})
-	}
-	if own, err = node(k.API); err != nil { // without the others, which may be away at the start
-		return nil, nil, err
-	}
-	for id, api := range k.Remotes {
-		if remotes[id], err = node(api); err != nil {
-			return nil, nil, err
+// nodes returns the authorizer for the nodes of all clusters.
+func (k *kubernetes) nodes(own *kube.Reviewer, remotes map[string]*kube.Reviewer) (*kube.NodeAuthorizer, error) {
+	others := make(map[string]*kube.NodeAuthorizer)
+	for id, r := range remotes {
+		var err error
+		if others[id], err = kube.NewNodeAuthorizer(r, k.NodeAccounts, nil); err != nil {
+			return nil, err
 		}
 	}
-	all, err = node(k.API)
-	return own, all, err
+	return kube.NewNodeAuthorizer(own, k.NodeAccounts, others)
 }

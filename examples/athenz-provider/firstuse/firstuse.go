@@ -1,10 +1,14 @@
-package athenz
+// Package firstuse records the identity documents that the replicas of an Athenz provider have seen, so that each is
+// used once.
+package firstuse
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"strings"
@@ -31,20 +35,23 @@ type usedDocuments struct {
 	turn            chan struct{} // replicas race; the requests of one replica take turns
 }
 
-// FirstUseInConfigMap returns a [ProviderConfig].FirstUse that all replicas of a provider share. It records hashes of
-// at most 4,096 documents in a ConfigMap, such as athenz/used-documents, each until a minute after the document has
+// InConfigMap returns a FirstUse of package authn/athenz that all replicas of a provider share. It records hashes of at
+// most 4,096 documents in a ConfigMap, such as athenz/used-documents, each until a minute after the document has
 // expired. An operator creates the ConfigMap without data, and lets the provider get and update it. The address and
-// the client are as for [NewAPIServer].
-func FirstUseInConfigMap(address string, client *http.Client,
+// the client are as for athenz.NewAPIServer.
+func InConfigMap(address string, client *http.Client,
 	object string) (func(ctx context.Context, document [32]byte, expires time.Time) (bool, error), error) {
 	namespace, name, _ := strings.Cut(object, "/")
 	if !kube.ValidLabel(namespace) || !kube.ValidName(name) {
-		return nil, fmt.Errorf("athenz: first use: %.300q is not the namespace and the name of a ConfigMap, "+
-			"such as athenz/used-documents", object)
+		return nil, fmt.Errorf("first use: %.300q is not the namespace and the name of a ConfigMap, such as "+
+			"athenz/used-documents", object)
 	}
-	api, err := kube.New(kube.Options{URL: address, Client: withoutTLS(address, client)})
+	if client == nil && strings.HasPrefix(address, "http://") {
+		client = new(http.Client) // presents no token
+	}
+	api, err := kube.New(kube.Options{URL: address, Client: client})
 	if err != nil {
-		return nil, fmt.Errorf("athenz: first use: %w", err)
+		return nil, fmt.Errorf("first use: %w", err)
 	}
 	return (&usedDocuments{api, namespace, name, make(chan struct{}, 1)}).first, nil
 }
@@ -72,10 +79,19 @@ func (u *usedDocuments) first(ctx context.Context, document [32]byte, expires ti
 	return first, nil
 }
 
+// configMap has all members of a ConfigMap, because an update replaces them.
+type configMap struct {
+	APIVersion string            `json:"apiVersion,omitempty"`
+	Kind       string            `json:"kind,omitempty"`
+	Metadata   map[string]any    `json:"metadata"`
+	Data       map[string]string `json:"data"`
+	BinaryData map[string]string `json:"binaryData,omitempty"`
+}
+
 // note reports whether a document is new, and records it.
 func (u *usedDocuments) note(ctx context.Context, document string, expires time.Time) (bool, error) {
 	path := kube.Path("api", "v1", "namespaces", u.namespace, "configmaps", u.name)
-	var object map[string]json.RawMessage // unknown members stay
+	object := configMap{Data: map[string]string{}}
 	switch err := u.api.Get(ctx, path, nil, &object); {
 	case kube.NotFound(err):
 		return false, fmt.Errorf("create it, without data: %w", err)
@@ -84,15 +100,9 @@ func (u *usedDocuments) note(ctx context.Context, document string, expires time.
 	case err != nil:
 		return false, err
 	}
-	metadata, data, used := kube.ObjectMeta{}, map[string]string{}, map[string]int64{}
-	err := json.Unmarshal(object["metadata"], &metadata)
-	if text, ok := object["data"]; ok && err == nil {
-		err = json.Unmarshal(text, &data)
-	}
-	if text := data[usedMember]; text != "" && err == nil {
-		err = json.Unmarshal([]byte(text), &used)
-	}
-	if err != nil || metadata.ResourceVersion == "" || data == nil || used == nil { // null
+	used := map[string]int64{}
+	err := json.Unmarshal([]byte(cmp.Or(object.Data[usedMember], "{}")), &used)
+	if err != nil || object.Metadata["resourceVersion"] == nil || object.Data == nil || used == nil { // null
 		return false, fmt.Errorf("its member %q was not written by this program: create the ConfigMap anew, "+
 			"without data, when the documents of now have expired", usedMember)
 	}
@@ -100,24 +110,17 @@ func (u *usedDocuments) note(ctx context.Context, document string, expires time.
 		return false, nil
 	}
 	now := time.Now().Unix()
-	for other, until := range used {
-		if until <= now {
-			delete(used, other)
-		}
-	}
+	maps.DeleteFunc(used, func(_ string, until int64) bool { return until <= now })
 	if len(used) >= maxNoted {
 		return false, fmt.Errorf("%d documents were used lately, and no more can be noted: shorten the lifetime "+
 			"of documents", maxNoted)
 	}
 	used[document] = expires.Add(usedMargin).Unix() + 1 // rounds up to a whole second
 	text, err := json.Marshal(used)
-	if err == nil {
-		data[usedMember] = string(text)
-		object["data"], err = json.Marshal(data)
-	}
 	if err != nil {
 		return false, err // impossible: strings and numbers
 	}
+	object.Data[usedMember] = string(text)
 	if err := u.api.Update(ctx, path, object, nil); err != nil {
 		return false, err
 	}

@@ -1,4 +1,4 @@
-package athenz_test
+package firstuse_test
 
 import (
 	"encoding/json"
@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/authn/athenz"
+	"github.com/svidkit/svidkit/examples/athenz-provider/firstuse"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
@@ -24,7 +24,7 @@ func TestUsedUntilTheMarginIsOver(t *testing.T) {
 		api := kubetest.StartOn(t, 1, memconn.Listen())
 		defer api.Client().CloseIdleConnections()
 		api.Put(usedObject, map[string]any{})
-		first := must.Get(athenz.FirstUseInConfigMap(api.URL(), api.Client(), "athenz/used-documents"))(t)
+		first := must.Get(firstuse.InConfigMap(api.URL(), api.Client(), "athenz/used-documents"))(t)
 		next := byte(1)
 		other := func() {
 			next++
@@ -58,7 +58,7 @@ func TestUsedRoom(t *testing.T) {
 	}
 	data := must.Get(json.Marshal(used))(t)
 	api.Put(usedObject, map[string]any{"data": map[string]string{"documents": string(data)}})
-	first := must.Get(athenz.FirstUseInConfigMap(api.URL(), api.Client(), "athenz/used-documents"))(t)
+	first := must.Get(firstuse.InConfigMap(api.URL(), api.Client(), "athenz/used-documents"))(t)
 	is := must.Get(first(t.Context(), [32]byte{1}, time.Now().Add(time.Hour)))(t)
 	require.True(t, is)
 	_, err := first(t.Context(), [32]byte{2}, time.Now().Add(time.Hour))

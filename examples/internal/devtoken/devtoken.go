@@ -1,4 +1,5 @@
-package caserver
+// Package devtoken authenticates callers of a development CA by a secret of this machine.
+package devtoken
 
 import (
 	"context"
@@ -21,7 +22,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// InsecureTokens trusts the name in a token with this machine's secret. It is for development on one machine: a
+// Tokens trusts the name in a token with this machine's secret. It is for development on one machine: a
 // program that can read the file with the secret gets a certificate for any name. It refuses callers from addresses
 // that are not loopback, and a program that uses it must listen only there. A token is
 //
@@ -29,21 +30,21 @@ import (
 //
 // where NAME is NAMESPACE/SERVICE-ACCOUNT, or a workload's ID in the trust domain without "spiffe:", such as
 // //example.org/web: so it has only the characters of a bearer token (RFC 6750 section 2.1), as clients demand. A
-// colon in place of the dot, and a complete ID after it, are also accepted. [NewInsecureTokens] makes one; the zero
+// colon in place of the dot, and a complete ID after it, are also accepted. [New] makes one; the zero
 // value refuses every token.
-type InsecureTokens struct {
+type Tokens struct {
 	trustDomain spiffe.TrustDomain
 	digest      [sha256.Size]byte // of the secret, so that printing this shows no secret
 }
 
-// NewInsecureTokens reads the secret in the file, so that tokens outlive a restart. If there is none, or other users
+// New reads the secret in the file, so that tokens outlive a restart. If there is none, or other users
 // can read it, it writes a new random one. It refuses a directory that other users can change.
-func NewInsecureTokens(td spiffe.TrustDomain, file string) (*InsecureTokens, error) {
+func New(td spiffe.TrustDomain, file string) (*Tokens, error) {
 	secret, err := keepSecret(file)
 	if err != nil {
-		return nil, fmt.Errorf("caserver: secret of insecure tokens: %w", err)
+		return nil, fmt.Errorf("secret of developers' tokens: %w", err)
 	}
-	return &InsecureTokens{td, sha256.Sum256(secret)}, nil
+	return &Tokens{td, sha256.Sum256(secret)}, nil
 }
 
 // keepSecret returns the secret in a file, or replaces the file by a new one. It replaces a link instead of following
@@ -68,14 +69,16 @@ func keepSecret(file string) ([]byte, error) {
 }
 
 // Authenticate implements [authn.Authenticator].
-func (i *InsecureTokens) Authenticate(r *http.Request) (*authn.Caller, error) {
+func (i *Tokens) Authenticate(r *http.Request) (*authn.Caller, error) {
 	token, err := authn.Bearer(r)
 	if err != nil {
-		return nil, fmt.Errorf("caserver: insecure token: %w", err)
+		return nil, fmt.Errorf("developer's token: %w", err)
 	}
-	id, err := i.judge(token, r.RemoteAddr)
+	// A proxy may have forwarded it.
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	id, err := i.judge(token, err == nil && from.Addr().Unmap().IsLoopback())
 	if err != nil {
-		return nil, fmt.Errorf("caserver: insecure token: %w: %w", authn.ErrRefused, err)
+		return nil, fmt.Errorf("developer's token: %w: %w", authn.ErrRefused, err)
 	}
 	caller := &authn.Caller{ID: id, Method: "developer"}
 	if namespace, account, ok := id.Kubernetes(); ok {
@@ -84,20 +87,17 @@ func (i *InsecureTokens) Authenticate(r *http.Request) (*authn.Caller, error) {
 	return caller, nil
 }
 
-// Review does the same for the tokens of Linkerd's API; see linkerd.Options. It needs [Serve] or a [Server]: with
-// another server the caller's address is unknown, and every token is refused.
-func (i *InsecureTokens) Review(ctx context.Context, token string, _ []string) (*spiffe.Pod, error) {
-	peer := ""
-	if c, ok := ctx.Value(connKey{}).(net.Conn); ok {
-		peer = c.RemoteAddr().String()
-	}
-	id, err := i.judge(token, peer)
+// Review does the same for the tokens of Linkerd's API; see linkerd.Options. The request must have arrived at a
+// loopback address.
+func (i *Tokens) Review(ctx context.Context, token string, _ []string) (*spiffe.Pod, error) {
+	at, ok := ctx.Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	id, err := i.judge(token, ok && at.IP.IsLoopback())
 	if err != nil {
-		return nil, fmt.Errorf("caserver: insecure token: %w: %w", kube.ErrInvalidToken, err)
+		return nil, fmt.Errorf("developer's token: %w: %w", kube.ErrInvalidToken, err)
 	}
 	namespace, account, ok := id.Kubernetes()
 	if !ok {
-		return nil, fmt.Errorf("caserver: insecure token: %w: %w", kube.ErrInvalidToken, errTokenName)
+		return nil, fmt.Errorf("developer's token: %w: %w", kube.ErrInvalidToken, errTokenName)
 	}
 	return &spiffe.Pod{Namespace: namespace, ServiceAccount: account}, nil
 }
@@ -111,10 +111,9 @@ var (
 		"NAMESPACE/SERVICE-ACCOUNT")
 )
 
-// judge returns the ID in a peer's token.
-func (i *InsecureTokens) judge(token, peer string) (id spiffe.ID, err error) {
-	// A proxy may have forwarded it.
-	if from, err := netip.ParseAddrPort(peer); err != nil || !from.Addr().Unmap().IsLoopback() {
+// judge returns the ID in the token of a caller on this machine.
+func (i *Tokens) judge(token string, local bool) (id spiffe.ID, err error) {
+	if !local {
 		return spiffe.ID{}, errTokenPeer
 	}
 	token = strings.TrimSpace(token)

@@ -1,0 +1,15 @@
+package flock
+
+import (
+	"os"
+	"time"
+)
+
+// TryLockFor is [TryLock], repeated until the lock is free or the time is over.
+func TryLockFor(f *os.File, wait time.Duration) (bool, error) {
+	for end := time.Now().Add(wait); ; time.Sleep(wait / 50) {
+		if got, err := TryLock(f); got || err != nil || time.Now().After(end) {
+			return got, err
+		}
+	}
+}
