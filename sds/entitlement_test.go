@@ -166,7 +166,7 @@ func (m *model) run(events int) {
 	require.Zero(m.t, open)
 	require.Zero(m.t, names)
 	require.Empty(m.t, m.h.table.names)
-	require.Empty(m.t, m.h.table.waits)
+	require.Empty(m.t, m.h.table.names[""])
 	require.Greater(m.t, m.sent, events, "the test is about something")
 }
 

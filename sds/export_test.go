@@ -14,7 +14,7 @@ func (h *Handler) Held() (open, names int) { return h.open.Held(), h.names.Held(
 func (h *Handler) Waits() int {
 	h.table.mu.Lock()
 	defer h.table.mu.Unlock()
-	return len(h.table.waits)
+	return len(h.table.names[""])
 }
 
 // Incoming returns how many bytes of requests that are being received are counted.

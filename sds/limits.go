@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
@@ -30,8 +29,6 @@ const (
 	maxPeerIncoming = 16 << 20 // of one peer
 
 	sendTime = time.Minute // in which a client must accept a response
-
-	retryFull = 10 * time.Second // after which a client refused by a limit should retry
 )
 
 // attrs returns the log attributes of a caller. ctx is the context of its request.
@@ -48,21 +45,11 @@ func attrs(ctx context.Context, p peerkey.Holder) []slog.Attr {
 // enter counts a stream or a fetch of p. The caller must call h.open.Give when it ends.
 func (h *Handler) enter(r *http.Request, p peerkey.Holder) error {
 	if err := h.open.Take(p, 1); err != nil {
-		e := full(err, "streams")
+		e := grpchttp.Full(err, "sds", "streams")
 		h.refused(r.Context(), p, e.Message, e)
 		return e
 	}
 	return nil
-}
-
-// full returns the refusal for err, an error of limit.Shares; what names the resource.
-func full(err error, what string) *grpchttp.Error {
-	text := "sds: all clients together have too many " + what
-	if e, ok := errors.AsType[*limit.Error](err); ok && e.Reason == limit.CallerShare {
-		text = "sds: this peer has too many " + what
-	}
-	return &grpchttp.Error{Code: grpchttp.ResourceExhausted, Message: text + "; try again later",
-		RetryAfter: retryFull}
 }
 
 // holdings counts the names that one stream or fetch holds for its peer.
@@ -79,7 +66,7 @@ func (c *holdings) hold(s *session) error {
 		c.h.names.Give(c.peer, -more)
 	case more > 0:
 		if err := c.h.names.Take(c.peer, more); err != nil {
-			return full(err, "names")
+			return grpchttp.Full(err, "sds", "names")
 		}
 	}
 	c.cost = s.cost()

@@ -291,7 +291,7 @@ func TestUnfinishedRequests(t *testing.T) {
 			go func() { _, _ = s.in.Write(begun) }()
 			require.Eventually(t, func() bool { return h.Incoming() >= min(i+1, most/each)*each }, patient, 10*time.Microsecond)
 		}
-		refusal(t, last, "this peer sends too many requests")
+		refusal(t, last, "this peer has too many requests")
 		assert.LessOrEqual(t, h.Incoming(), most)
 
 		// The first request of a real Envoy is larger than what is not counted.

@@ -554,14 +554,11 @@ func TestManyStreams(t *testing.T) {
 	for round := range 3 {
 		secret := m.pair("default")
 		src.put("default", secret)
-		nonces := make(map[string]bool)
 		for _, s := range streams {
 			r := s.recv()
 			want(t, r, secret)
 			s.ack(r, "default")
-			nonces[r.GetNonce()] = true
 		}
-		assert.Len(t, nonces, 1, "one encoding for all")
 		assert.Equal(t, round+2, src.count("default"))
 	}
 	assert.Equal(t, 1, conns)

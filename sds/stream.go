@@ -200,17 +200,14 @@ func (s *stream) begin(it *item) {
 func (s *stream) resolve(it *item) bool {
 	turn := s.h.table.turn.Load()
 	source, ok := s.h.resolve(s.ctx, s.held.peer, s.session.node, it)
-	watched := it.watch != nil && it.watch.res != nil
-	switch {
-	case s.closed || ok && watched && it.watch.res.source == source || !ok && !watched && it.watch != nil:
-	case ok:
-		s.unwatch(it)
-		it.cur = nil
-		it.watch = s.h.table.watch(source, it.name, &s.inbox, it, turn)
-	default:
-		s.unwatch(it)
-		it.watch = s.h.table.wait(it.name, &s.inbox, it, turn)
+	if s.closed || it.watch != nil && it.watch.res.source == source {
+		return ok
 	}
+	if ok {
+		it.cur = nil
+	}
+	s.unwatch(it)
+	it.watch = s.h.table.watch(source, it.name, &s.inbox, it, turn)
 	return ok
 }
 
@@ -242,7 +239,7 @@ func (s *stream) tell(w *watch) {
 	if it.watch != w {
 		return // no longer wanted
 	}
-	if w.res == nil { // the name was refused
+	if w.res.source == "" { // the name was refused
 		s.resolve(it)
 		return
 	}
@@ -257,7 +254,7 @@ func (s *stream) tell(w *watch) {
 }
 
 // resolve calls [Options].Resolve, which decides whether the client may have a name, and which secret it gets under
-// that name. It logs the first refusal.
+// that name: "" if it may not have it. It logs the first refusal.
 func (h *Handler) resolve(ctx context.Context, p peerkey.Holder, node string, it *item) (source string, ok bool) {
 	if h.opts.Resolve == nil {
 		return it.name, true
@@ -271,8 +268,10 @@ func (h *Handler) resolve(ctx context.Context, p peerkey.Holder, node string, it
 			append(attrs(ctx, p),
 				slog.String("node", node), slog.String("name", clip(it.name)), slog.Any("err", err))...)
 	}
-	it.denied = err != nil
-	return source, err == nil
+	if it.denied = err != nil; it.denied {
+		return "", false
+	}
+	return source, true
 }
 
 func (s *stream) unwatch(it *item) {

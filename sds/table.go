@@ -53,16 +53,13 @@ type table struct {
 	loop  renew.Loop[*resource]
 	names map[string]map[string]*resource // by the source's name, then by the clients' name
 
-	// waits holds the streams that were refused a name, by that name, so that they ask again. It causes no look-ups.
-	waits map[string]map[*watch]struct{}
-
 	// turn counts how often streams were told to ask again. It is written with mu locked.
 	turn atomic.Uint64
 }
 
 // resource is one watched name.
 type resource struct {
-	source string                // its name in the source
+	source string                // its name in the source; "" for streams that were refused the name, and ask again
 	name   string                // its name in the clients' requests
 	cur    atomic.Pointer[state] // nil before the first look-up is done, and again once its secret has expired
 
@@ -81,7 +78,7 @@ type state struct {
 
 // watch is one stream's interest in one name.
 type watch struct {
-	res   *resource // nil: the name was refused
+	res   *resource
 	inbox *inbox
 	item  *item // the stream's
 	dirty bool  // in the inbox; guarded by inbox.mu
@@ -125,7 +122,7 @@ func (in *inbox) take(buf []*watch) []*watch {
 func newTable(src Source, log *slog.Logger) *table {
 	t := &table{
 		src: src, log: ratelog.New(log, 0), salt: []byte(crand.Text()),
-		names: make(map[string]map[string]*resource), waits: make(map[string]map[*watch]struct{}),
+		names: make(map[string]map[string]*resource),
 	}
 	t.loop.Mu, t.loop.Attempt = &t.mu, t.lookUp
 	t.ctx, t.cancel = context.WithCancel(context.Background())
@@ -135,7 +132,8 @@ func newTable(src Source, log *slog.Logger) *table {
 
 // watch notifies in from now on about the source's secret, which clients ask for by name. It notifies at once if the
 // state is known. turn is the time of the decision for this secret: if refresh or changed ran since, watch notifies
-// at once as well, as a look-up may be slow.
+// at once as well, as a look-up may be slow. If source is "", the name was refused: it is not looked up, and watch
+// notifies in to ask again when the secret of that name changes or all streams must ask again.
 func (t *table) watch(source, name string, in *inbox, it *item, turn uint64) *watch {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -146,7 +144,9 @@ func (t *table) watch(source, name string, in *inbox, it *item, turn uint64) *wa
 			t.names[source] = make(map[string]*resource, 1)
 		}
 		t.names[source][name] = r
-		t.loop.Put(r, 0)
+		if source != "" {
+			t.loop.Put(r, 0)
+		}
 	}
 	w := &watch{res: r, inbox: in, item: it}
 	r.watches[w] = struct{}{}
@@ -157,22 +157,6 @@ func (t *table) watch(source, name string, in *inbox, it *item, turn uint64) *wa
 		t.loop.Put(r, 0)
 	}
 	if st != nil || t.turn.Load() != turn {
-		in.put(w)
-	}
-	return w
-}
-
-// wait notifies in to ask again about a refused name, when its secret changes or all streams must ask again. turn is
-// the time of the refusal: if refresh or changed ran since, wait notifies at once.
-func (t *table) wait(name string, in *inbox, it *item, turn uint64) *watch {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	w := &watch{inbox: in, item: it}
-	if t.waits[name] == nil {
-		t.waits[name] = make(map[*watch]struct{})
-	}
-	t.waits[name][w] = struct{}{}
-	if t.turn.Load() != turn {
 		in.put(w)
 	}
 	return w
@@ -190,11 +174,6 @@ func (t *table) refresh() {
 			}
 		}
 	}
-	for _, refused := range t.waits {
-		for w := range refused {
-			w.inbox.put(w)
-		}
-	}
 }
 
 // unwatch ends a watch. News already in the inbox stays there.
@@ -202,21 +181,15 @@ func (t *table) unwatch(w *watch) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := w.res
-	if r == nil {
-		refused := t.waits[w.item.name]
-		delete(refused, w)
-		if len(refused) == 0 {
-			delete(t.waits, w.item.name)
-		}
-		return
-	}
 	delete(r.watches, w)
 	if rs := t.names[r.source]; len(r.watches) == 0 && rs[r.name] == r {
 		if delete(rs, r.name); len(rs) == 0 {
 			delete(t.names, r.source)
 		}
-		t.loop.Remove(r)
-		r.Cancel()
+		if r.source != "" {
+			t.loop.Remove(r)
+			r.Cancel()
+		}
 	}
 }
 
@@ -225,12 +198,17 @@ func (t *table) changed(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.turn.Add(1)
+	if name == "" {
+		return
+	}
 	for _, r := range t.names[name] {
 		r.dirty = r.Busy() // the pending look-up may return the old secret
 		t.loop.Put(r, 0)
 	}
-	for w := range t.waits[name] {
-		w.inbox.put(w)
+	if refused := t.names[""][name]; refused != nil {
+		for w := range refused.watches {
+			w.inbox.put(w)
+		}
 	}
 }
 
@@ -316,6 +294,9 @@ func (t *table) versions() map[string]string {
 	defer t.mu.Unlock()
 	m := make(map[string]string, len(t.names))
 	for source, rs := range t.names {
+		if source == "" {
+			continue
+		}
 		for name, r := range rs {
 			if name != source {
 				name += " (" + source + ")"

@@ -1,6 +1,9 @@
 package grpchttp
 
-import "io"
+import (
+	"encoding/binary"
+	"io"
+)
 
 // For tests.
 var (
@@ -8,10 +11,14 @@ var (
 	DecodeMessage = decodeMessage
 	FormatTimeout = formatTimeout
 	ParseTimeout  = parseTimeout
-	AppendPrefix  = appendPrefix
 	ErrShort      = errShort
 	ReadRetryInfo = readRetryInfo
 )
+
+// AppendPrefix appends the prefix of a message of this size.
+func AppendPrefix(b []byte, size int) []byte {
+	return binary.BigEndian.AppendUint32(append(b, 0), uint32(size))
+}
 
 const FirstRead = firstRead
 

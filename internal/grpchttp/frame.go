@@ -12,14 +12,10 @@ const (
 	uncounted  = 4 << 10 // bytes of a message that a server allocates without asking Handler.Incoming
 )
 
-// appendPrefix appends the prefix of a message of this size.
-func appendPrefix(b []byte, size int) []byte {
-	return binary.BigEndian.AppendUint32(append(b, 0), uint32(size))
-}
-
 // frame returns a message with its prefix.
 func frame(msg []byte) []byte {
-	return append(appendPrefix(make([]byte, 0, prefixSize+len(msg)), len(msg)), msg...)
+	b := binary.BigEndian.AppendUint32(make([]byte, 1, prefixSize+len(msg)), uint32(len(msg)))
+	return append(b, msg...)
 }
 
 // errShort says that a message ends before its length.

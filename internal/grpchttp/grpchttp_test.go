@@ -452,24 +452,6 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// A message is shared by those who send it.
-func TestSendShares(t *testing.T) {
-	t.Parallel()
-	shared := []byte(strings.Repeat("m", 10_000))
-	c := dial(t, handler(map[string]grpchttp.Method{"/S/M": func(_ context.Context, c *grpchttp.Call) error { return c.Send(shared) }}))
-	var wg sync.WaitGroup
-	for range 20 {
-		wg.Go(func() {
-			got, err := c.Unary(t.Context(), "/S/M", nil, nil)
-			if assert.NoError(t, err) && assert.Equal(t, shared, got) {
-				clear(got) // is its own
-			}
-		})
-	}
-	wg.Wait()
-	assert.NotContains(t, string(shared), "\x00")
-}
-
 // Where responses cannot be flushed there are none.
 func TestNoFlush(t *testing.T) {
 	t.Parallel()
@@ -614,22 +596,6 @@ func FuzzMessage(f *testing.F) {
 		}
 		assert.Equal(t, s, grpchttp.DecodeMessage(sent))
 		assert.LessOrEqual(t, len(grpchttp.DecodeMessage(s)), len(s))
-	})
-}
-
-func FuzzTimeout(f *testing.F) {
-	for _, s := range []string{"1n", "99999999H", "00000000S", "", "1s", "123456789u"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		d, ok := grpchttp.ParseTimeout(s)
-		if !ok {
-			return
-		}
-		assert.GreaterOrEqual(t, d, time.Duration(0))
-		back, ok := grpchttp.ParseTimeout(grpchttp.FormatTimeout(d))
-		require.True(t, ok)
-		assert.GreaterOrEqual(t, back, d, "never shorter")
 	})
 }
 

@@ -17,8 +17,8 @@ type Incoming struct {
 }
 
 const (
-	incomingTime  = 30 * time.Second // in which a request that takes memory must arrive
-	retryIncoming = 10 * time.Second // after which a client refused by the limit should retry
+	incomingTime = 30 * time.Second // in which a request that takes memory must arrive
+	retryFull    = 10 * time.Second // after which a client refused by a limit should retry
 )
 
 // NewIncoming returns an Incoming of total bytes, of which one peer may take each. Its errors begin with name.
@@ -28,16 +28,20 @@ func NewIncoming(name string, total, each int) *Incoming {
 
 // Take takes n bytes for a request. The error is an [*Error] that tells the client to retry later.
 func (i *Incoming) Take(r *http.Request, n int) error {
-	err := i.shares.Take(peerkey.HolderOf(r), n)
-	if err == nil {
-		return nil
+	if err := i.shares.Take(peerkey.HolderOf(r), n); err != nil {
+		return Full(err, i.name, "requests that are being received")
 	}
-	what := "too many requests are being received"
-	if over, ok := errors.AsType[*limit.Error](err); ok && over.Reason == limit.CallerShare {
-		what = "this peer sends too many requests at the same time"
+	return nil
+}
+
+// Full returns the Error for err, an error of [limit.Shares]: a client has too many of something. Its text begins with
+// name.
+func Full(err error, name, what string) *Error {
+	who := ": all clients together have too many "
+	if e, ok := errors.AsType[*limit.Error](err); ok && e.Reason == limit.CallerShare {
+		who = ": this peer has too many "
 	}
-	return &Error{Code: ResourceExhausted, Message: i.name + ": " + what + "; try again later",
-		RetryAfter: retryIncoming}
+	return &Error{Code: ResourceExhausted, Message: name + who + what + "; try again later", RetryAfter: retryFull}
 }
 
 // Give returns n bytes that were taken for the same request.

@@ -161,15 +161,15 @@ func (h *Handler) bounded(r *http.Request) (context.Context, context.CancelFunc,
 
 // Call is one call that a server answers. One goroutine may receive while another sends.
 type Call struct {
-	h       *Handler
-	ctx     context.Context
-	w       http.ResponseWriter
-	ctl     *http.ResponseController
-	r       *http.Request
-	body    *bufio.Reader
-	begun   bool // the header has been sent
-	grown   int  // bytes taken from Incoming
-	in, out [prefixSize]byte
+	h      *Handler
+	ctx    context.Context
+	w      http.ResponseWriter
+	ctl    *http.ResponseController
+	r      *http.Request
+	body   *bufio.Reader
+	begun  bool // the header has been sent
+	grown  int  // bytes taken from Incoming
+	prefix [prefixSize]byte
 }
 
 // Request returns the HTTP request, with the metadata in its header, and the client's address and TLS state. The
@@ -194,7 +194,7 @@ func (c *Call) grow(n int) error {
 	if c.grown == 0 {
 		if err := conns.Large(c.r.Context()); err != nil {
 			return &Error{Code: ResourceExhausted, Message: err.Error() + "; try again later",
-				RetryAfter: retryIncoming}
+				RetryAfter: retryFull}
 		}
 	}
 	if err := c.h.Incoming.Take(c.r, n); err != nil {
@@ -221,7 +221,7 @@ func (c *Call) limitReceiving() {
 }
 
 func (c *Call) receive() ([]byte, error) {
-	msg, err := readFrame(c.body, &c.in, c.h.MaxMessage, c.grow)
+	msg, err := readFrame(c.body, &c.prefix, c.h.MaxMessage, c.grow)
 	if err == nil && c.grown > 0 && c.h.ReceiveTimeout == 0 {
 		_ = c.ctl.SetReadDeadline(time.Time{}) // the next one may come much later
 	}
@@ -290,10 +290,7 @@ func (c *Call) SendHeader() error {
 
 func (c *Call) write(msg []byte) error {
 	c.begin()
-	_, err := c.w.Write(appendPrefix(c.out[:0], len(msg)))
-	if err == nil {
-		_, err = c.w.Write(msg)
-	}
+	_, err := c.w.Write(frame(msg))
 	return cannotSend(err)
 }
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 )
 
@@ -53,13 +52,13 @@ func Merge(w io.Writer, label string, parts ...Part) error {
 			}
 		}
 	}
-	var text strings.Builder
+	var lines []string
 	for _, name := range order {
 		if f := families[name]; len(f.samples) > 0 {
-			text.WriteString(strings.Join(slices.Concat(f.headers, f.samples), "\n") + "\n")
+			lines = append(append(lines, f.headers...), f.samples...)
 		}
 	}
-	_, err := io.WriteString(w, text.String())
+	_, err := io.WriteString(w, strings.Join(append(lines, ""), "\n"))
 	return err
 }
 

@@ -154,10 +154,7 @@ func probe(ctx context.Context, socket string) (live bool, found string, err err
 		return false, "", fmt.Errorf("%w: allow this user to connect, or remove the socket", err)
 	}
 	defer conn.Close()
-	deadline, _ := ctx.Deadline()
-	_ = conn.SetDeadline(deadline) // an open connection accepts it
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer stop()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	// The preface of HTTP/2 with an empty SETTINGS frame, to which a server answers with its own (RFC 9113 section
 	// 3.4).
 	var answer [9]byte

@@ -245,7 +245,8 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// Run follows the Secrets. It blocks until ctx is done or [Source.Close] is called, and then returns nil. It is an error to call it while it runs, or after Close.
+// Run follows the Secrets. It blocks until ctx is done or [Source.Close] is called, and then returns nil. It is an
+// error to call it while it runs, or after Close.
 func (s *Source) Run(ctx context.Context) error {
 	if s.api == nil {
 		return errors.New("kubesecrets: run: it is the zero Source; New makes one")
@@ -368,22 +369,15 @@ func (s *Source) Report() (r report.Report) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	up := s.err == nil && idle == nil
+	r.Metrics = s.metrics(up, callers).Write
 	r.Upstreams = []report.Upstream{{Name: "API server of Kubernetes", OK: up, Err: s.err}}
 	if n := len(s.crowded); n > 0 {
 		r.Problems = append(r.Problems, fmt.Errorf("there is no room for %d Secrets, or for what they have now", n))
 	}
-	var refused float64
-	var end time.Time // the first end of a certificate
 	for _, k := range slices.SortedFunc(maps.Keys(s.objects), func(a, b key) int {
 		return cmp.Or(strings.Compare(a.namespace, b.namespace), strings.Compare(a.name, b.name))
 	}) {
 		o := s.objects[k]
-		if o.pair.err != nil || o.roots.err != nil {
-			refused++
-		}
-		if e := o.pair.end(); !e.IsZero() && (end.IsZero() || e.Before(end)) {
-			end = e
-		}
 		if o.pair.secret != nil || o.pair.err != nil {
 			r.Identities = append(r.Identities,
 				report.Identity{Name: k.String(), NotAfter: o.pair.end(), Err: o.pair.err})
@@ -395,6 +389,21 @@ func (s *Source) Report() (r report.Report) {
 			if err != nil {
 				r.Problems = append(r.Problems, fmt.Errorf("roots of %s: %w", k, err))
 			}
+		}
+	}
+	return r
+}
+
+// metrics returns the metrics of a Report. The lock is held.
+func (s *Source) metrics(up bool, callers int) *metrics.Set {
+	var refused float64
+	var end time.Time // the first end of a certificate
+	for _, o := range s.objects {
+		if o.pair.err != nil || o.roots.err != nil {
+			refused++
+		}
+		if e := o.pair.end(); !e.IsZero() && (end.IsZero() || e.Before(end)) {
+			end = e
 		}
 	}
 	m := new(metrics.Set)
@@ -409,6 +418,5 @@ func (s *Source) Report() (r report.Report) {
 	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.",
 		float64(end.Unix()), !end.IsZero())
 	gauge("callers", "The number of callers whose rights are known.", float64(callers), true)
-	r.Metrics = m.Write
-	return r
+	return m
 }

@@ -7,7 +7,10 @@ import (
 )
 
 // NewOf is New with another API server.
-func NewOf(cfg Config, apiServer kube.Options) (*Agent, error) { return newAgent(cfg, apiServer) }
+func NewOf(cfg Config, apiServer kube.Options) (*Agent, error) {
+	cfg.apiServer = apiServer
+	return New(cfg)
+}
 
 // KnowsPod reports whether the API server has told of a pod.
 func KnowsPod(a *Agent, uid string) bool { return a.pods.All()[uid].Metadata.UID == uid }

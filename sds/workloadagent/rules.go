@@ -152,14 +152,19 @@ func (p *parser) fail(at int, format string, args ...any) {
 	}
 }
 
+// is records an error, and skips the value, unless that is of the kind.
+func (p *parser) is(kind strictjson.Kind, format string, args ...any) {
+	if p.Kind() != kind {
+		p.fail(p.Offset(), format, args...)
+		p.Skip()
+	}
+}
+
 // members read the values of an object's members.
 type members map[string]func()
 
 func (p *parser) object(what string, known members) {
-	if p.Kind() != strictjson.Object {
-		p.fail(p.Offset(), "%s has to be an object, in braces", what)
-		p.Skip()
-	}
+	p.is(strictjson.Object, "%s has to be an object, in braces", what)
 	for name := range p.Members() {
 		if read := known[string(name)]; read != nil {
 			read()
@@ -171,10 +176,7 @@ func (p *parser) object(what string, known members) {
 }
 
 func (p *parser) array(what string, element func()) {
-	if p.Kind() != strictjson.Array {
-		p.fail(p.Offset(), "%s has to be a list, in brackets", what)
-		p.Skip()
-	}
+	p.is(strictjson.Array, "%s has to be a list, in brackets", what)
 	for range p.Elements() {
 		element()
 	}
@@ -317,10 +319,7 @@ func (p *parser) id(others []grant) spiffe.ID {
 // texts reads an object whose values are texts; want describes it in errors.
 func (p *parser) texts(name, want string, value form) map[string]string {
 	all := map[string]string{}
-	if p.Kind() != strictjson.Object {
-		p.fail(p.Offset(), "%s have to be an object, in braces: %s", name, want)
-		p.Skip()
-	}
+	p.is(strictjson.Object, "%s have to be an object, in braces: %s", name, want)
 	for key := range p.Members() {
 		key := string(key) // a copy: the next call overwrites key
 		all[key] = p.text(fmt.Sprintf("%.64q in %s", key, name), value)

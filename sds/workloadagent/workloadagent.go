@@ -133,6 +133,8 @@ type Config struct {
 	// Logger gets each version of the file (Info, and Warn if it is refused), and the logs of the servers and the
 	// files. Nil means no logs.
 	Logger *slog.Logger
+
+	apiServer kube.Options // for tests; the zero value is the pod's
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -186,9 +188,7 @@ func (i *identity) Snapshot() (*spiffe.Snapshot, error) {
 
 // New reads the file and returns an Agent. The error says what is wrong with the file or with cfg. The caller must
 // call [Agent.Run] or [Agent.Close].
-func New(cfg Config) (*Agent, error) { return newAgent(cfg, kube.Options{}) }
-
-func newAgent(cfg Config, apiServer kube.Options) (*Agent, error) {
+func New(cfg Config) (*Agent, error) {
 	if cfg.File == "" || cfg.Source == nil {
 		return nil, errors.New("workloadagent: new: Config needs a File and a Source")
 	}
@@ -205,7 +205,7 @@ func newAgent(cfg Config, apiServer kube.Options) (*Agent, error) {
 			add(metrics.Bool(refused != nil))
 		})
 	if cfg.Node != "" {
-		api, err := kube.New(apiServer)
+		api, err := kube.New(cfg.apiServer)
 		if err != nil {
 			return nil, fmt.Errorf("workloadagent: new: node %s: %w", cfg.Node, err)
 		}

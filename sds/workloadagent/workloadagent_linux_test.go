@@ -460,8 +460,9 @@ func TestFilesForAGroup(t *testing.T) {
 		return err == nil && info.Mode() == mode && info.Sys().(*syscall.Stat_t).Gid == 4242 && info.Sys().(*syscall.Stat_t).Uid == 0
 	}
 	require.Eventually(t, func() bool { return check("key.pem", 0o640) }, passing, often)
-	assert.True(t, check("cert-chain.pem", 0o440))
-	assert.True(t, check("root-cert.pem", 0o440))
+	for _, name := range []string{"cert-chain.pem", "root-cert.pem"} { // which follow the key
+		require.Eventually(t, func() bool { return check(name, 0o440) }, passing, often)
+	}
 	cmd := exec.CommandContext(t.Context(), "/bin/cat", filepath.Join(out, "key.pem"))
 	cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 4241, Gid: 4242}}
 	read, err := cmd.CombinedOutput()

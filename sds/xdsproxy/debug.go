@@ -61,7 +61,8 @@ func (e *envoys) last() (node []byte, ok bool) {
 
 // ServeDebug asks the control plane for debug information and returns its answer, for operators on the same host. It
 // serves GET /debug and GET /debug/NAME, with the optional parameter resourceName: it asks the control plane for the
-// type istio.io/debug or istio.io/debug/NAME, with the node of the Envoy that joined last and the credentials of [Config]. Serve it on a separate loopback address; Istio's agent uses 127.0.0.1:15004:
+// type istio.io/debug or istio.io/debug/NAME, with the node of the Envoy that joined last and the credentials of
+// [Config]. Serve it on a separate loopback address; Istio's agent uses 127.0.0.1:15004:
 //
 //	server := &http.Server{
 //		Addr: "127.0.0.1:15004", Handler: http.HandlerFunc(handler.ServeDebug),
@@ -220,80 +221,55 @@ func (h *Handler) debug(ctx context.Context, node []byte, typeURL string, names 
 	}
 }
 
-// discoveryResponse is the JSON of a DiscoveryResponse.
-type discoveryResponse struct {
-	VersionInfo  string          `json:"versionInfo,omitempty"`
-	Resources    []debugResource `json:"resources,omitempty"`
-	TypeURL      string          `json:"typeUrl,omitempty"`
-	Nonce        string          `json:"nonce,omitempty"`
-	ControlPlane *controlPlane   `json:"controlPlane,omitempty"`
-}
-
-type controlPlane struct {
-	Identifier string `json:"identifier,omitempty"`
-}
-
-type debugResource struct {
-	Type  string          `json:"@type"`
-	JSON  json.RawMessage `json:"json,omitempty"`
-	Text  string          `json:"text,omitempty"`
-	Value []byte          `json:"value,omitempty"`
-}
-
-// debugAnswer returns a response as JSON, or nil if it has another type.
+// debugAnswer returns a DiscoveryResponse as JSON, or nil if it has another type.
 func debugAnswer(msg []byte, typeURL string) ([]byte, error) {
-	var r discoveryResponse
-	if protofield.Read(msg, r.read) != nil {
+	answer := map[string]any{}
+	var resources []map[string]any
+	texts := map[protofield.Number]string{1: "versionInfo", 4: "typeUrl", 5: "nonce"}
+	err := protofield.Read(msg, func(f *protofield.Field) {
+		switch name := texts[f.Number]; {
+		case f.Data == nil: // all fields that are read are texts and messages
+		case name != "":
+			var text string
+			f.Text(&text)
+			answer[name] = text
+		case f.Number == 2:
+			resources = append(resources, debugResource(f.Any()))
+			answer["resources"] = resources
+		case f.Number == 6:
+			f.Message(func(f *protofield.Field) {
+				var identifier string
+				if f.Number == 1 {
+					f.Text(&identifier)
+					answer["controlPlane"] = map[string]any{"identifier": identifier}
+				}
+			})
+		}
+	})
+	if err != nil {
 		return nil, errors.New("the control plane has sent a malformed response")
 	}
-	if r.TypeURL != typeURL {
+	if answer["typeUrl"] != typeURL {
 		return nil, nil
 	}
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	if err := e.Encode(r); err != nil {
+	if err := e.Encode(answer); err != nil {
 		return nil, fmt.Errorf("the answer has no form as JSON: %w", err)
 	}
 	return b.Bytes(), nil
 }
 
-func (r *discoveryResponse) read(f *protofield.Field) {
-	if f.Data == nil {
-		return // the fields are texts and messages
-	}
-	switch f.Number {
-	case 1:
-		f.Text(&r.VersionInfo)
-	case 2:
-		url, value := f.Any()
-		r.Resources = append(r.Resources, newDebugResource(url, value))
-	case 4:
-		f.Text(&r.TypeURL)
-	case 5:
-		f.Text(&r.Nonce)
-	case 6:
-		r.ControlPlane = new(controlPlane)
-		f.Message(func(f *protofield.Field) {
-			if f.Number == 1 {
-				f.Text(&r.ControlPlane.Identifier)
-			}
-		})
-	}
-}
-
-// newDebugResource returns the JSON form of a resource. It decodes only types of debug information; all other types
-// are messages unknown here.
-func newDebugResource(url string, value []byte) debugResource {
-	r := debugResource{Type: url}
+// debugResource returns the JSON form of a resource. It decodes only types of debug information; all other types are
+// messages unknown here.
+func debugResource(url string, value []byte) map[string]any {
 	switch text := strings.HasPrefix(url, debugType) && utf8.Valid(value); {
 	case text && json.Valid(value):
-		r.JSON = value
+		return map[string]any{"@type": url, "json": json.RawMessage(value)}
 	case text:
-		r.Text = string(value)
-	default:
-		r.Value = value
+		return map[string]any{"@type": url, "text": string(value)}
 	}
-	return r
+	return map[string]any{"@type": url, "value": value}
 }

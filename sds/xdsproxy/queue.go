@@ -67,7 +67,7 @@ func (q *queue) tryPut(msg []byte) (ok bool, err error) {
 		return false, nil
 	}
 	if err := q.shares.Take(q.peer, n); err != nil {
-		return false, full(err, "requests that the control plane has not taken")
+		return false, grpchttp.Full(err, "xdsproxy", "requests that the control plane has not taken")
 	}
 	q.bytes += n
 	q.waiting = append(q.waiting, msg)

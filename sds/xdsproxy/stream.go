@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
-	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
@@ -55,7 +54,7 @@ func (h *Handler) serveStream(delta bool) grpchttp.Method {
 	return func(ctx context.Context, call *grpchttp.Call) error {
 		p := peerkey.HolderOf(call.Request())
 		if err := h.open.Take(p, 1); err != nil {
-			err := full(err, "streams")
+			err := grpchttp.Full(err, "xdsproxy", "streams")
 			h.refused(ctx, p, err)
 			return err
 		}
@@ -366,14 +365,4 @@ func (h *Handler) refused(ctx context.Context, p peerkey.Holder, err error) {
 	}
 	h.log.LogOf(slog.LevelWarn, p.Name(), "xdsproxy: the stream of an Envoy was refused or has failed", reason,
 		attrs...)
-}
-
-// full returns the refusal for err, an error of limit.Shares; what names the resource.
-func full(err error, what string) error {
-	text := "xdsproxy: all clients together have too many " + what
-	if e, ok := errors.AsType[*limit.Error](err); ok && e.Reason == limit.CallerShare {
-		text = "xdsproxy: this peer has too many " + what
-	}
-	return &grpchttp.Error{Code: grpchttp.ResourceExhausted, Message: text + "; try again later",
-		RetryAfter: retryFull}
 }

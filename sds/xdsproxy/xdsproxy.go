@@ -111,9 +111,8 @@ const (
 	maxQueue       = 8 << 20 // bytes of one queue; a larger message must be alone in it
 	besideMessage  = 64      // bytes kept for each message, besides the message
 	stalled        = 30 * time.Second
-	linger         = 2 * time.Second  // how long a stream outlives its control plane
-	sendTime       = time.Minute      // in which Envoy must take a response
-	retryFull      = 10 * time.Second // after which a client refused by a limit should retry
+	linger         = 2 * time.Second // how long a stream outlives its control plane
+	sendTime       = time.Minute     // in which Envoy must take a response
 	maxToken       = 64 << 10
 )
 

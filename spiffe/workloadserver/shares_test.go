@@ -133,7 +133,7 @@ func TestUnfinishedRequests(t *testing.T) {
 		go func() { _, _ = out.Write(begun) }()
 	}
 	for range cap(refused) - most/size - 2 { // the first 4 KiB of each are not counted
-		assert.Contains(t, <-refused, "8 workloadserver: this peer sends too many requests")
+		assert.Contains(t, <-refused, "8 workloadserver: this peer has too many requests")
 	}
 	require.NotEmpty(t, post(t, good, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true").recv())
 }

@@ -35,13 +35,8 @@ func IsName(name string) bool {
 
 // Unknown is the error of a package for a name that does not exist. It wraps [fs.ErrNotExist].
 func Unknown(pkg, name string) error {
-	const most = 256 // of a name that may come from the network
-	cut := ""
-	if len(name) > most {
-		name, cut = name[:most], "…"
-	}
-	return fmt.Errorf(`%s: no secret %q%s: the names are "default", "ROOTCA", "ALL", the IDs of the workload's `+
-		`identities, and "spiffe://" with a trust domain that has a bundle: %w`, pkg, name, cut, fs.ErrNotExist)
+	return fmt.Errorf(`%s: no secret %.256q: the names are "default", "ROOTCA", "ALL", the IDs of the workload's `+
+		`identities, and "spiffe://" with a trust domain that has a bundle: %w`, pkg, name, fs.ErrNotExist)
 }
 
 // Set is the identities and bundles at one moment. A nil Set is empty.
@@ -127,26 +122,21 @@ func (s *Set) Lookup(name string) (m Material, ok bool) {
 	return Material{Bundle: b}, err == nil
 }
 
-// names adds the names of all secrets of s.
-func (s *Set) names(all map[string]bool) {
-	if s == nil {
-		return
-	}
-	all[Default], all[Root], all[All] = true, true, true
-	for _, svid := range s.Identities {
-		all[svid.ID().String()] = true
-	}
-	for b := range s.Bundles.All() {
-		all[b.TrustDomain().ID().String()] = true
-	}
-}
-
 // Changes returns the names of the secrets that appear, disappear or change from old to s: bundles first, so that
 // subscribers learn of a bundle before the certificate that it verifies.
 func (s *Set) Changes(old *Set) []string {
-	all := make(map[string]bool)
-	s.names(all)
-	old.names(all)
+	all := map[string]bool{Default: true, Root: true, All: true}
+	for _, set := range []*Set{s, old} {
+		if set == nil {
+			continue
+		}
+		for _, svid := range set.Identities {
+			all[svid.ID().String()] = true
+		}
+		for b := range set.Bundles.All() {
+			all[b.TrustDomain().ID().String()] = true
+		}
+	}
 	var bundles, pairs []string
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		before, was := old.Lookup(name)

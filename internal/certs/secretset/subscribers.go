@@ -42,11 +42,9 @@ func (s *Subscribers) Add(f func(name string)) (cancel func()) {
 	}
 }
 
-var nothingToTell = func() <-chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
-}()
+var nothingToTell = make(chan struct{})
+
+func init() { close(nothingToTell) }
 
 // Tell queues names for the functions; it calls names only if there are functions. A name that is already queued is
 // told once. The channel is closed once the functions have been called with these names and all earlier ones.
