@@ -98,7 +98,6 @@ type bundleParser struct {
 	b       *Bundle
 	doc     []byte
 	base    int // added to offsets
-	r       *strictjson.Reader
 	entries []jwk
 	seen    bool     // the member "keys"
 	issuer  bool     // the document is a JWK Set of another issuer: see ParseJWKS
@@ -149,7 +148,7 @@ func jsonFault(e *ParseError, err error) *ParseError {
 	e.Reason = se.Reason
 	switch se.Code {
 	case strictjson.Syntax:
-		e.Rule, e.Reason = cmp.Or(e.Rule, "BND-8"), "not JSON: "+se.Reason
+		e.Rule = cmp.Or(e.Rule, "BND-8")
 	case strictjson.TooLarge:
 		e.Rule, e.Err = "BND-33", ErrTooLarge
 	default:
@@ -162,39 +161,39 @@ func (p *bundleParser) parse() error {
 	if len(p.doc) > maxBundleSize {
 		return p.tooLarge(maxBundleSize, fmt.Sprintf("longer than %d bytes", maxBundleSize))
 	}
-	p.r = strictjson.NewReader(p.doc)
-	object := p.r.Kind() == strictjson.Object
-	if !object {
-		p.r.Skip()
-	}
-	for name := range p.r.Members() {
-		var fault *ParseError
-		switch {
-		case string(name) == "keys":
-			fault = p.readKeys()
-		case p.issuer:
-		case string(name) == "spiffe_sequence":
-			fault = p.sequence()
-		case string(name) == "spiffe_refresh_hint":
-			if ignored := p.refreshHint(); ignored != nil { // it does not concern who is trusted
-				ignored.Reason += "; it counts as absent"
-				p.b.skipped = append(p.b.skipped, ignored)
-			}
+	var fault *ParseError
+	err := strictjson.ReadObject(p.doc, func(name string, r *strictjson.Reader) {
+		if f := p.member(name, r); fault == nil {
+			fault = f
 		}
-		if fault != nil {
-			return fault
-		}
-	}
-	switch err := p.r.End(); {
+	})
+	switch {
+	case fault != nil:
+		return fault
 	case err != nil:
 		return jsonFault(p.fault(0, "", ""), err)
-	case !object:
-		return p.fault(0, "BND-8", "not a JSON object")
 	case !p.seen:
 		return p.fault(0, "BND-9", `the member "keys" is missing`)
 	}
 	if fault := p.addEntries(); fault != nil {
 		return fault
+	}
+	return nil
+}
+
+// member reads the value of a member of the document.
+func (p *bundleParser) member(name string, r *strictjson.Reader) *ParseError {
+	switch {
+	case name == "keys":
+		return p.readKeys(r)
+	case p.issuer:
+	case name == "spiffe_sequence":
+		return p.sequence(r)
+	case name == "spiffe_refresh_hint":
+		if ignored := p.refreshHint(r); ignored != nil { // it does not concern who is trusted
+			ignored.Reason += "; it counts as absent"
+			p.b.skipped = append(p.b.skipped, ignored)
+		}
 	}
 	return nil
 }
@@ -236,35 +235,35 @@ func (p *bundleParser) settle(keys []found) ([]authority, *ParseError) {
 }
 
 // readKeys reads the entries. A syntax error ends its loops, and End reports it.
-func (p *bundleParser) readKeys() *ParseError {
-	if p.r.Kind() != strictjson.Array {
-		return p.fault(p.r.Offset(), "BND-9", `"keys" is not an array`)
+func (p *bundleParser) readKeys(r *strictjson.Reader) *ParseError {
+	if r.Kind() != strictjson.Array {
+		return p.fault(r.Offset(), "BND-9", `"keys" is not an array`)
 	}
 	p.seen = true
 	p.entries = make([]jwk, 0, min(bytes.Count(p.doc, []byte{'{'})-1, maxBundleKeys)) // a good guess
-	for i := range p.r.Elements() {
+	for i := range r.Elements() {
 		if i == maxBundleKeys {
-			return p.tooLarge(p.r.Offset(), fmt.Sprintf("more than %d keys", maxBundleKeys))
+			return p.tooLarge(r.Offset(), fmt.Sprintf("more than %d keys", maxBundleKeys))
 		}
-		p.entries = append(p.entries, jwk{offset: p.r.Offset(), object: p.r.Kind() == strictjson.Object})
+		p.entries = append(p.entries, jwk{offset: r.Offset(), object: r.Kind() == strictjson.Object})
 		k := &p.entries[i]
-		for name := range p.r.Members() {
-			if p.issuer && k.readIssuer(name, p.r) {
+		for name := range r.Members() {
+			if p.issuer && k.readIssuer(name, r) {
 				continue
 			}
 			switch string(name) {
 			case "use":
-				k.use, _ = p.r.Text()
+				k.use, _ = r.Text()
 			case "kid":
-				k.kid, _ = p.r.Text()
+				k.kid, _ = r.Text()
 			case "x5c":
-				for i := range p.r.Elements() {
+				for i := range r.Elements() {
 					if i == 0 {
-						k.c, _ = p.r.Text()
+						k.c, _ = r.Text()
 					}
 				}
 			default:
-				k.Member(name, p.r)
+				k.Member(name, r)
 			}
 		}
 	}
@@ -303,9 +302,9 @@ func (k *jwk) readIssuer(name []byte, r *strictjson.Reader) bool {
 	return true
 }
 
-func (p *bundleParser) sequence() *ParseError {
-	offset := p.r.Offset()
-	lit, fault := p.integer("spiffe_sequence")
+func (p *bundleParser) sequence(r *strictjson.Reader) *ParseError {
+	offset := r.Offset()
+	lit, fault := p.integer(r, "spiffe_sequence")
 	if lit == nil {
 		return fault
 	}
@@ -320,9 +319,9 @@ func (p *bundleParser) sequence() *ParseError {
 	return nil
 }
 
-func (p *bundleParser) refreshHint() *ParseError {
-	offset := p.r.Offset()
-	lit, fault := p.integer("spiffe_refresh_hint")
+func (p *bundleParser) refreshHint(r *strictjson.Reader) *ParseError {
+	offset := r.Offset()
+	lit, fault := p.integer(r, "spiffe_refresh_hint")
 	if lit == nil || lit[0] == '-' {
 		return fault
 	}
@@ -335,12 +334,12 @@ func (p *bundleParser) refreshHint() *ParseError {
 }
 
 // integer returns an integer as it is written, or nil after a fault and at a syntax error.
-func (p *bundleParser) integer(name string) ([]byte, *ParseError) {
-	offset := p.r.Offset()
-	if k := p.r.Kind(); k != strictjson.Number && k != strictjson.None {
+func (p *bundleParser) integer(r *strictjson.Reader, name string) ([]byte, *ParseError) {
+	offset := r.Offset()
+	if k := r.Kind(); k != strictjson.Number && k != strictjson.None {
 		return nil, p.fault(offset, "BND-29", strconv.Quote(name)+" is not a number")
 	}
-	lit, _ := p.r.Number()
+	lit, _ := r.Number()
 	if strings.ContainsAny(string(lit), ".eE") {
 		return nil, p.fault(offset, "BND-29", strconv.Quote(name)+" is not an integer without fraction and exponent")
 	}

@@ -66,31 +66,20 @@ func readBundleMap(doc []byte) ([]mapMember, error) {
 	if len(doc) > maxMapSize {
 		return nil, mapFault(maxMapSize, "BND-33", fmt.Sprintf("longer than %d bytes", maxMapSize), ErrTooLarge)
 	}
-	r := strictjson.NewReader(doc)
-	object := r.Kind() == strictjson.Object
-	if !object {
-		r.Skip()
-	}
 	var members []mapMember
+	var fault *ParseError
 	found := false
-	for name := range r.Members() {
-		if string(name) != "trust_domains" {
-			continue
+	err := strictjson.ReadObject(doc, func(name string, r *strictjson.Reader) {
+		if name == "trust_domains" {
+			found = true
+			members, fault = readMapMembers(r)
 		}
-		if r.Kind() != strictjson.Object {
-			return nil, mapFault(r.Offset(), "MAP-1", `"trust_domains" is not an object`, nil)
-		}
-		found = true
-		var fault *ParseError
-		if members, fault = readMapMembers(r); fault != nil {
-			return nil, fault
-		}
-	}
-	switch err := r.End(); {
+	})
+	switch {
+	case fault != nil:
+		return nil, fault
 	case err != nil:
 		return nil, jsonFault(mapFault(0, "MAP-1", "", nil), err)
-	case !object:
-		return nil, mapFault(0, "MAP-1", "not a JSON object", nil)
 	case !found:
 		return nil, mapFault(0, "MAP-1", `the member "trust_domains" is missing`, nil)
 	}
@@ -99,6 +88,9 @@ func readBundleMap(doc []byte) ([]mapMember, error) {
 
 // readMapMembers reads the member "trust_domains".
 func readMapMembers(r *strictjson.Reader) (members []mapMember, fault *ParseError) {
+	if r.Kind() != strictjson.Object {
+		return nil, mapFault(r.Offset(), "MAP-1", `"trust_domains" is not an object`, nil)
+	}
 	seen := map[TrustDomain]bool{}
 	for name := range r.Members() {
 		from := r.Offset()
@@ -113,8 +105,7 @@ func readMapMembers(r *strictjson.Reader) (members []mapMember, fault *ParseErro
 			return nil, mapFault(from, "BND-33", reason, ErrTooLarge)
 		}
 		seen[td] = true
-		r.Skip()
-		members = append(members, mapMember{td, from, r.Offset()})
+		members = append(members, mapMember{td, from, from + len(r.Skip())})
 	}
 	return members, nil
 }

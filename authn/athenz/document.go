@@ -172,7 +172,7 @@ func (v *Verifier) verify(text string) (*Document, error) {
 func readClaims(text string, payload []byte, headIssuer string) (*Document, error) {
 	var aud, iss, sub []byte
 	var hasAud, hasIss, hasSub, bound bool
-	var exp, iat, nbf token.Date
+	var exp, iat, nbf jws.Date
 	refused := kind.ReadObject(payload, func(name string, r *strictjson.Reader) {
 		switch name {
 		case "aud":
@@ -182,11 +182,11 @@ func readClaims(text string, payload []byte, headIssuer string) (*Document, erro
 		case "sub":
 			sub, hasSub = r.Text()
 		case "exp":
-			exp = token.ReadDate(r)
+			exp = jws.ReadDate(r)
 		case "iat":
-			iat = token.ReadDate(r)
+			iat = jws.ReadDate(r)
 		case "nbf":
-			nbf = token.ReadDate(r)
+			nbf = jws.ReadDate(r)
 		case "cnf":
 			bound = true
 		}

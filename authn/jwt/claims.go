@@ -36,7 +36,7 @@ func headerFault(s *token.Signed) *token.Error {
 type claims struct {
 	issuer, subject              string
 	audiences, actors            []string
-	expires, notBefore, issuedAt token.Date
+	expires, notBefore, issuedAt jws.Date
 	certificate                  *string // that the token is bound to; see readBinding
 }
 
@@ -51,8 +51,8 @@ func readClaims(payload []byte) (claims, *token.Error) {
 		}
 		return string(value)
 	}
-	date := func(name string, r *strictjson.Reader) token.Date {
-		d := token.ReadDate(r)
+	date := func(name string, r *strictjson.Reader) jws.Date {
+		d := jws.ReadDate(r)
 		if !d.Number {
 			bad = name
 		}

@@ -18,7 +18,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
@@ -228,36 +227,18 @@ func checkWITHeader(token string) (payload []byte, err error) {
 
 // checkWITClaims checks the claims of a token for id, and returns its expiry and "cnf".
 func checkWITClaims(payload []byte, id spiffe.ID) (exp time.Time, cnf jws.Confirmation, err error) {
-	var sub, number []byte
-	aud := false
-	r := strictjson.NewReader(payload)
-	if r.Kind() != strictjson.Object {
-		r.Skip()
-	}
-	for name := range r.Members() {
-		switch string(name) {
-		case "sub":
-			sub, _ = r.Text()
-		case "aud":
-			aud = true
-		case "exp":
-			number, _ = r.Number()
-		case "cnf":
-			cnf.Read(r)
-		}
-	}
-	if err := r.End(); err != nil {
-		return exp, cnf, fmt.Errorf("the payload is not strict JSON: %w", err)
-	}
+	c, err := jws.ParseClaims(payload)
 	switch {
-	case string(sub) != id.String():
+	case err != nil:
+		return exp, cnf, fmt.Errorf("the payload is not a strict JSON object: %w", err)
+	case c.Subject != id.String():
 		return exp, cnf, errors.New(`"sub" is missing or another ID`)
-	case aud:
+	case c.HasAudience:
 		return exp, cnf, errors.New(`there is an "aud"`)
-	case number == nil:
+	case !c.Expires.Number:
 		return exp, cnf, errors.New(`"exp" is missing or not a number`)
 	}
-	return jws.NumericDate(string(number)), cnf, nil
+	return c.Expires.At, c.Confirmation, nil
 }
 
 // privateJWK returns a private key as a JWK. The caller has checked that a WIT-SVID can confirm its public key.

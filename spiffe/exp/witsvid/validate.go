@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -258,7 +259,7 @@ type proofClaims struct {
 	aud      string
 	texts    map[string]string // "jti", "wth", "ath" and "tth", if they are there
 	oth      map[string]string
-	exp, nbf token.Date
+	exp, nbf jws.Date
 	bad      string // the first claim that is of the wrong type
 }
 
@@ -309,9 +310,9 @@ func (p *proofClaims) read(name string, r *strictjson.Reader) {
 	case "jti", "wth", "ath", "tth":
 		p.texts[name] = p.text(name, r)
 	case "exp":
-		p.exp = token.ReadDate(r)
+		p.exp = jws.ReadDate(r)
 	case "nbf":
-		p.nbf = token.ReadDate(r)
+		p.nbf = jws.ReadDate(r)
 	case "oth":
 		p.check(name, r.Kind() == strictjson.Object)
 		p.oth = map[string]string{}
