@@ -67,8 +67,6 @@ func parseRule(rule string, at int) (string, error) {
 		return anyRule, nil
 	case rule == "":
 		return "", ruleError(at, "", `a rule is missing: want an ID, an ID and "/*", or "*"`)
-	case strings.ContainsAny(rule[:1], "#\"'[{"):
-		return "", ruleError(at, rule, "a policy has no comments, no quotes and no brackets")
 	}
 	id, below := rule, len(rule) >= len(scheme)+len(wildcard) && strings.HasSuffix(rule, wildcard)
 	if below {

@@ -311,19 +311,3 @@ func (r *Reader) fail(code Code, offset int, reason string) {
 		r.err = &Error{Code: code, Offset: offset, Reason: reason}
 	}
 }
-
-// AppendText appends s, which must be UTF-8, to b as a JSON string with its quotes.
-func AppendText(b []byte, s string) []byte {
-	b = append(b, '"')
-	for i := range len(s) {
-		c := s[i]
-		if n := strings.IndexByte("\"\\\n\r\t\b\f", c); n >= 0 {
-			b = append(b, '\\', `"\nrtbf`[n])
-		} else if c < 0x20 {
-			b = fmt.Appendf(b, `\u%04x`, c)
-		} else {
-			b = append(b, c)
-		}
-	}
-	return append(b, '"')
-}

@@ -6,9 +6,8 @@
 package jws
 
 import (
-	"bytes"
-	"encoding/base64"
 	"fmt"
+	"strings"
 
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
@@ -47,28 +46,16 @@ func Parse(token string) (*Token, error) {
 	if len(token) > MaxSize {
 		return nil, &Error{Size, fmt.Sprintf("longer than %d bytes", MaxSize)}
 	}
-	data := []byte(token)
-	if n := bytes.Count(data, []byte{'.'}); n != 2 {
+	if n := strings.Count(token, "."); n != 2 {
 		return nil, &Error{Shape, fmt.Sprintf("%d parts, not three", n+1)}
 	}
-	dot, end := bytes.IndexByte(data, '.'), bytes.LastIndexByte(data, '.')
-	t := &Token{Signed: data[:end:end]}
-	decoded := make([]byte, len(data)) // space for all three parts
-	for _, part := range []struct {
-		name string
-		text []byte
-		to   *[]byte
-	}{
-		{"header", data[:dot], &t.Header},
-		{"payload", data[dot+1 : end], &t.Payload},
-		{"signature", data[end+1:], &t.Signature},
-	} {
-		n := base64.RawURLEncoding.DecodedLen(len(part.text))
-		*part.to = decoded[:n:n]
-		decoded = decoded[n:]
-		if !decodeURL(*part.to, part.text) {
-			return nil, &Error{Encoding, "the " + part.name + " is not canonical base64url: " +
-				"no padding, no line breaks, no stray bits"}
+	t := &Token{Signed: []byte(token[:strings.LastIndexByte(token, '.')])}
+	parts := []*[]byte{&t.Header, &t.Payload, &t.Signature}
+	for i, text := range strings.Split(token, ".") {
+		var err error
+		if *parts[i], err = strictURL.DecodeString(text); err != nil || strings.ContainsAny(text, "\r\n") {
+			return nil, &Error{Encoding, "the " + []string{"header", "payload", "signature"}[i] +
+				" is not canonical base64url: no padding, no line breaks, no stray bits"}
 		}
 	}
 	return t, nil

@@ -1,6 +1,7 @@
 package witsvid
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -120,7 +121,7 @@ func (p *Prover) prove(c Call) (text, proof string, err error) {
 	claims := proofPayload{
 		Aud: c.Target,
 		Exp: min(at.Unix()+int64(proofLifetime/time.Second), s.notAfter.Unix()),
-		JTI: random(), WTH: hash(text), Oth: map[string]string{},
+		JTI: rand.Text(), WTH: hash(text), Oth: map[string]string{},
 	}
 	if c.AccessToken != "" {
 		claims.ATH = hash(c.AccessToken)
