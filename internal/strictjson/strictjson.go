@@ -96,8 +96,8 @@ func NewReader(data []byte) *Reader {
 	return r
 }
 
-// ReadObject reads a document that is an object. It calls member for each member, which reads the value or leaves it to
-// ReadObject to skip. The error is an [*Error].
+// ReadObject reads a document that is an object. It calls member for each member, which reads the value or leaves it
+// unread. The error is an [*Error].
 func ReadObject(data []byte, member func(name string, r *Reader)) error {
 	r := NewReader(data)
 	if r.err == nil && r.Kind() != Object {
@@ -279,12 +279,14 @@ func (r *Reader) word() []byte {
 
 // quoted reads a string and returns it unescaped.
 func (r *Reader) quoted() []byte {
-	start, end := r.pos, r.pos+1
-	escaped := false
-	for ; r.data[end] != '"'; end++ {
-		if r.data[end] == '\\' {
-			escaped = true
-			end++
+	start := r.pos
+	end := start + 1 + bytes.IndexByte(r.data[start+1:], '"')
+	escaped := bytes.IndexByte(r.data[start:end], '\\') >= 0
+	if escaped { // the quote may be, too
+		for end = start + 1; r.data[end] != '"'; end++ {
+			if r.data[end] == '\\' {
+				end++
+			}
 		}
 	}
 	r.pos = end + 1
