@@ -1,14 +1,13 @@
 package spiffe
 
 import (
-	"bytes"
+	"cmp"
 	"crypto"
 	"crypto/x509"
 	"fmt"
 	"iter"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -50,9 +49,9 @@ type BundleContents struct {
 // return are shared and must not be changed. It is a [BundleSource] of itself.
 type Bundle struct {
 	td      TrustDomain
-	x509    []*x509.Certificate // without duplicates
-	jwt     []authority         // sorted by ID, without duplicates
-	wit     []authority         // likewise
+	x509    []*x509.Certificate         // without duplicates
+	jwt     map[string]crypto.PublicKey // *ecdsa.PublicKey or *rsa.PublicKey, by key ID
+	wit     map[string]crypto.PublicKey // likewise
 	seq     sequence
 	hint    time.Duration
 	skipped []error
@@ -60,20 +59,12 @@ type Bundle struct {
 	// Made when first needed: a process may hold the bundles of many domains and see few of their peers.
 	poolOnce sync.Once
 	roots    *x509.CertPool
-	pemOnce  sync.Once
-	pem      []byte
 }
 
 // sequence is a sequence number, if there is one.
 type sequence struct {
 	n  uint64
 	ok bool
-}
-
-// authority is a key that signs tokens.
-type authority struct {
-	id  string
-	key crypto.PublicKey // *ecdsa.PublicKey or *rsa.PublicKey
 }
 
 // NewBundle returns the bundle of td with a copy of the contents c. It refuses a certificate that is not a CA
@@ -104,35 +95,30 @@ func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
 		}
 	}
 	b.x509 = distinct(slices.Clone(c.X509Authorities))
-	var err error
-	if b.jwt, err = b.authorities("JWT", c.JWTAuthorities); err != nil {
+	b.jwt, b.wit = maps.Clone(c.JWTAuthorities), maps.Clone(c.WITAuthorities)
+	if err := cmp.Or(b.checkKeys("JWT", b.jwt), b.checkKeys("WIT", b.wit)); err != nil {
 		return nil, err
 	}
-	if b.wit, err = b.authorities("WIT", c.WITAuthorities); err != nil {
-		return nil, err
-	}
-	for _, a := range b.wit {
-		if _, ok := b.JWTAuthority(a.id); ok {
+	for id := range b.WITAuthorities() {
+		if _, ok := b.jwt[id]; ok {
 			return nil, b.errorf("the key ID %s is that of a JWT and of a WIT authority; give each key its own",
-				short(a.id))
+				short(id))
 		}
 	}
 	return b, nil
 }
 
-// authorities checks keys that sign one kind of token, and returns them by key ID.
-func (b *Bundle) authorities(kind string, keys map[string]crypto.PublicKey) ([]authority, error) {
-	list := make([]authority, 0, len(keys))
-	for _, id := range slices.Sorted(maps.Keys(keys)) {
+// checkKeys checks keys that sign one kind of token.
+func (b *Bundle) checkKeys(kind string, keys map[string]crypto.PublicKey) error {
+	for id, key := range sorted(keys) {
 		if id == "" || !utf8.ValidString(id) {
-			return nil, b.errorf("the key ID %s of a %s authority is empty or not UTF-8", short(id), kind)
+			return b.errorf("the key ID %s of a %s authority is empty or not UTF-8", short(id), kind)
 		}
-		if reason := jws.Unfit(keys[id]); reason != "" {
-			return nil, b.errorf("%s authority %s: %s", kind, short(id), reason)
+		if reason := jws.Unfit(key); reason != "" {
+			return b.errorf("%s authority %s: %s", kind, short(id), reason)
 		}
-		list = append(list, authority{id, keys[id]})
 	}
-	return list, nil
+	return nil
 }
 
 // ParseBundlePEM returns a bundle of td with the CA certificates in roots, which are CERTIFICATE blocks in PEM
@@ -187,27 +173,22 @@ func (b *Bundle) Contents() BundleContents {
 func (b *Bundle) X509Authorities() iter.Seq[*x509.Certificate] { return slices.Values(b.x509) }
 
 // JWTAuthorities loops over the JWT keys, sorted by key ID.
-func (b *Bundle) JWTAuthorities() iter.Seq2[string, crypto.PublicKey] { return each(b.jwt) }
+func (b *Bundle) JWTAuthorities() iter.Seq2[string, crypto.PublicKey] { return sorted(b.jwt) }
 
 // JWTAuthority returns the JWT key with the given ID, an *ecdsa.PublicKey or *rsa.PublicKey.
 func (b *Bundle) JWTAuthority(keyID string) (crypto.PublicKey, bool) {
-	i, ok := slices.BinarySearchFunc(b.jwt, keyID, func(a authority, id string) int {
-		return strings.Compare(a.id, id)
-	})
-	if !ok {
-		return nil, false
-	}
-	return b.jwt[i].key, true
+	key, ok := b.jwt[keyID]
+	return key, ok
 }
 
 // WITAuthorities loops over the WIT keys, sorted by key ID: none unless they came
 // from [NewBundle] or [ParseBundleWIT].
-func (b *Bundle) WITAuthorities() iter.Seq2[string, crypto.PublicKey] { return each(b.wit) }
+func (b *Bundle) WITAuthorities() iter.Seq2[string, crypto.PublicKey] { return sorted(b.wit) }
 
-func each(list []authority) iter.Seq2[string, crypto.PublicKey] {
+func sorted(keys map[string]crypto.PublicKey) iter.Seq2[string, crypto.PublicKey] {
 	return func(yield func(string, crypto.PublicKey) bool) {
-		for _, a := range list {
-			if !yield(a.id, a.key) {
+		for _, id := range slices.Sorted(maps.Keys(keys)) {
+			if !yield(id, keys[id]) {
 				return
 			}
 		}
@@ -248,7 +229,7 @@ func (b *Bundle) Equal(other *Bundle) bool {
 		return b == other
 	}
 	return b.td == other.td && b.hint == other.hint && b.seq == other.seq &&
-		slices.EqualFunc(b.jwt, other.jwt, authority.equal) && slices.EqualFunc(b.wit, other.wit, authority.equal) &&
+		maps.EqualFunc(b.jwt, other.jwt, sameKey) && maps.EqualFunc(b.wit, other.wit, sameKey) &&
 		equalCertificates(b.x509, other.x509)
 }
 
@@ -264,12 +245,8 @@ func (b *Bundle) Supersedes(old *Bundle) bool {
 	return b.td == old.td && (!b.seq.ok || !old.seq.ok || b.seq.n >= old.seq.n)
 }
 
-// MarshalPEM returns the CA certificates as CERTIFICATE blocks in PEM, in order: empty if there are
-// none. The encoding is done once; the result is the caller's own.
-func (b *Bundle) MarshalPEM() []byte {
-	b.pemOnce.Do(func() { b.pem = certpem.EncodeCertificates(b.x509) })
-	return bytes.Clone(b.pem)
-}
+// MarshalPEM returns the CA certificates as CERTIFICATE blocks in PEM, in order: empty if there are none.
+func (b *Bundle) MarshalPEM() []byte { return certpem.EncodeCertificates(b.x509) }
 
 // Bundle returns b if it is the bundle of td, and otherwise an error that wraps
 // [ErrUnknownTrustDomain]; see [BundleSource].
@@ -282,10 +259,6 @@ func (b *Bundle) Bundle(td TrustDomain) (*Bundle, error) {
 
 func (b *Bundle) errorf(format string, args ...any) error {
 	return fmt.Errorf("spiffe: bundle of %q: %w", b.td, fmt.Errorf(format, args...))
-}
-
-func (a authority) equal(other authority) bool {
-	return a.id == other.id && sameKey(a.key, other.key)
 }
 
 func sameKey(a, b crypto.PublicKey) bool {

@@ -3,6 +3,7 @@ package spiffe
 import (
 	"bytes"
 	"cmp"
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/rsa"
@@ -49,14 +50,16 @@ var knownUses = [...]string{useX509, useJWT, useWIT}
 // absent. If no entry is left, the bundle is valid and no peer of the domain is trusted: do not keep the previous
 // bundle. Keys that sign WIT-SVIDs are skipped as an unknown use; see [ParseBundleWIT].
 func ParseBundle(td TrustDomain, doc []byte) (*Bundle, error) {
-	return parseBundle(td, doc, 0, false)
+	p := bundleParser{doc: doc, uses: knownUses[:2]}
+	return p.parse(td)
 }
 
 // ParseBundleWIT is like [ParseBundle], and also reads the keys that sign WIT-SVIDs. Their standard is Incubating
 // and may change. A WIT key and a JWT key may share an ID, as each is looked up by its use; [NewBundle] refuses the
 // [Bundle.Contents] of such a bundle.
 func ParseBundleWIT(td TrustDomain, doc []byte) (*Bundle, error) {
-	return parseBundle(td, doc, 0, true)
+	p := bundleParser{doc: doc, uses: knownUses[:]}
+	return p.parse(td)
 }
 
 // ParseJWKS parses a JWK Set (RFC 7517) of another issuer of tokens, such as the key document of an OpenID Connect
@@ -67,29 +70,8 @@ func ParseBundleWIT(td TrustDomain, doc []byte) (*Bundle, error) {
 // The result never has X.509 authorities, a sequence number or a refresh hint. Limits and errors are as in
 // [ParseBundle].
 func ParseJWKS(td TrustDomain, doc []byte) (*Bundle, error) {
-	if td.IsZero() {
-		return nil, errZero("trust domain")
-	}
-	p := bundleParser{b: &Bundle{td: td}, doc: doc, issuer: true, uses: knownUses[1:2]}
-	if err := p.parse(); err != nil {
-		return nil, err
-	}
-	return p.b, nil
-}
-
-// parseBundle is ParseBundle for a document that begins at byte base of a larger one.
-func parseBundle(td TrustDomain, doc []byte, base int, wit bool) (*Bundle, error) {
-	if td.IsZero() {
-		return nil, errZero("trust domain")
-	}
-	p := bundleParser{b: &Bundle{td: td}, doc: doc, base: base, uses: knownUses[:2]}
-	if wit {
-		p.uses = knownUses[:]
-	}
-	if err := p.parse(); err != nil {
-		return nil, err
-	}
-	return p.b, nil
+	p := bundleParser{doc: doc, issuer: true, uses: knownUses[1:2]}
+	return p.parse(td)
 }
 
 // bundleParser reads the whole document before it looks into the entries: certificates are the costly
@@ -98,19 +80,12 @@ type bundleParser struct {
 	b       *Bundle
 	doc     []byte
 	base    int // added to offsets
-	r       *strictjson.Reader
 	entries []jwk
 	seen    bool     // the member "keys"
 	issuer  bool     // the document is a JWK Set of another issuer: see ParseJWKS
 	uses    []string // the elements of knownUses that this document may have
 
-	jwt, wit []found
-}
-
-// found is an authority that signs tokens, and where its entry begins.
-type found struct {
-	authority
-	offset int
+	conflict *ParseError // two different keys have one ID
 }
 
 // jwk is an entry, with its members as in the document. A member that is missing or not a string is nil.
@@ -149,7 +124,7 @@ func jsonFault(e *ParseError, err error) *ParseError {
 	e.Reason = se.Reason
 	switch se.Code {
 	case strictjson.Syntax:
-		e.Rule, e.Reason = cmp.Or(e.Rule, "BND-8"), "not JSON: "+se.Reason
+		e.Rule = cmp.Or(e.Rule, "BND-8")
 	case strictjson.TooLarge:
 		e.Rule, e.Err = "BND-33", ErrTooLarge
 	default:
@@ -158,49 +133,54 @@ func jsonFault(e *ParseError, err error) *ParseError {
 	return e
 }
 
-func (p *bundleParser) parse() error {
+func (p *bundleParser) parse(td TrustDomain) (*Bundle, error) {
+	if td.IsZero() {
+		return nil, errZero("trust domain")
+	}
+	p.b = &Bundle{td: td}
 	if len(p.doc) > maxBundleSize {
-		return p.tooLarge(maxBundleSize, fmt.Sprintf("longer than %d bytes", maxBundleSize))
+		return nil, p.tooLarge(maxBundleSize, fmt.Sprintf("longer than %d bytes", maxBundleSize))
 	}
-	p.r = strictjson.NewReader(p.doc)
-	object := p.r.Kind() == strictjson.Object
-	if !object {
-		p.r.Skip()
-	}
-	for name := range p.r.Members() {
-		var fault *ParseError
-		switch {
-		case string(name) == "keys":
-			fault = p.readKeys()
-		case p.issuer:
-		case string(name) == "spiffe_sequence":
-			fault = p.sequence()
-		case string(name) == "spiffe_refresh_hint":
-			if ignored := p.refreshHint(); ignored != nil { // it does not concern who is trusted
-				ignored.Reason += "; it counts as absent"
-				p.b.skipped = append(p.b.skipped, ignored)
-			}
+	var fault *ParseError
+	err := strictjson.ReadObject(p.doc, func(name string, r *strictjson.Reader) {
+		if f := p.member(name, r); fault == nil {
+			fault = f
 		}
-		if fault != nil {
-			return fault
-		}
-	}
-	switch err := p.r.End(); {
+	})
+	switch {
+	case fault != nil:
+		return nil, fault
 	case err != nil:
-		return jsonFault(p.fault(0, "", ""), err)
-	case !object:
-		return p.fault(0, "BND-8", "not a JSON object")
+		return nil, jsonFault(p.fault(0, "", ""), err)
 	case !p.seen:
-		return p.fault(0, "BND-9", `the member "keys" is missing`)
+		return nil, p.fault(0, "BND-9", `the member "keys" is missing`)
 	}
 	if fault := p.addEntries(); fault != nil {
-		return fault
+		return nil, fault
+	}
+	return p.b, nil
+}
+
+// member reads the value of a member of the document.
+func (p *bundleParser) member(name string, r *strictjson.Reader) *ParseError {
+	switch {
+	case name == "keys":
+		return p.readKeys(r)
+	case p.issuer:
+	case name == "spiffe_sequence":
+		return p.sequence(r)
+	case name == "spiffe_refresh_hint":
+		if ignored := p.refreshHint(r); ignored != nil { // it does not concern who is trusted
+			ignored.Reason += "; it counts as absent"
+			p.b.skipped = append(p.b.skipped, ignored)
+		}
 	}
 	return nil
 }
 
 // addEntries adds the authorities of all entries to the bundle, and records the entries that it skips.
-func (p *bundleParser) addEntries() (fault *ParseError) {
+func (p *bundleParser) addEntries() *ParseError {
+	p.b.jwt, p.b.wit = make(map[string]crypto.PublicKey), make(map[string]crypto.PublicKey)
 	for i := range p.entries {
 		e := &p.entries[i]
 		if rule, reason, err := p.add(e); rule != "" {
@@ -214,57 +194,39 @@ func (p *bundleParser) addEntries() (fault *ParseError) {
 		}
 	}
 	p.b.x509 = distinct(p.b.x509)
-	if p.b.jwt, fault = p.settle(p.jwt); fault == nil {
-		p.b.wit, fault = p.settle(p.wit)
-	}
-	return fault
-}
-
-// settle returns the keys of one use, sorted by key ID, each once. Two different keys with one ID are a fault.
-func (p *bundleParser) settle(keys []found) ([]authority, *ParseError) {
-	slices.SortStableFunc(keys, func(a, b found) int { return strings.Compare(a.id, b.id) })
-	list := make([]authority, 0, len(keys))
-	for i, k := range keys {
-		switch {
-		case i == 0 || k.id != keys[i-1].id:
-			list = append(list, k.authority)
-		case !sameKey(k.key, keys[i-1].key):
-			return nil, p.fault(k.offset, "BND-30", "two different keys have the key ID "+short(k.id))
-		}
-	}
-	return list, nil
+	return p.conflict
 }
 
 // readKeys reads the entries. A syntax error ends its loops, and End reports it.
-func (p *bundleParser) readKeys() *ParseError {
-	if p.r.Kind() != strictjson.Array {
-		return p.fault(p.r.Offset(), "BND-9", `"keys" is not an array`)
+func (p *bundleParser) readKeys(r *strictjson.Reader) *ParseError {
+	if r.Kind() != strictjson.Array {
+		return p.fault(r.Offset(), "BND-9", `"keys" is not an array`)
 	}
 	p.seen = true
 	p.entries = make([]jwk, 0, min(bytes.Count(p.doc, []byte{'{'})-1, maxBundleKeys)) // a good guess
-	for i := range p.r.Elements() {
+	for i := range r.Elements() {
 		if i == maxBundleKeys {
-			return p.tooLarge(p.r.Offset(), fmt.Sprintf("more than %d keys", maxBundleKeys))
+			return p.tooLarge(r.Offset(), fmt.Sprintf("more than %d keys", maxBundleKeys))
 		}
-		p.entries = append(p.entries, jwk{offset: p.r.Offset(), object: p.r.Kind() == strictjson.Object})
+		p.entries = append(p.entries, jwk{offset: r.Offset(), object: r.Kind() == strictjson.Object})
 		k := &p.entries[i]
-		for name := range p.r.Members() {
-			if p.issuer && k.readIssuer(name, p.r) {
+		for name := range r.Members() {
+			if p.issuer && k.readIssuer(name, r) {
 				continue
 			}
 			switch string(name) {
 			case "use":
-				k.use, _ = p.r.Text()
+				k.use, _ = r.Text()
 			case "kid":
-				k.kid, _ = p.r.Text()
+				k.kid, _ = r.Text()
 			case "x5c":
-				for i := range p.r.Elements() {
+				for i := range r.Elements() {
 					if i == 0 {
-						k.c, _ = p.r.Text()
+						k.c, _ = r.Text()
 					}
 				}
 			default:
-				k.Member(name, p.r)
+				k.Member(name, r)
 			}
 		}
 	}
@@ -303,9 +265,9 @@ func (k *jwk) readIssuer(name []byte, r *strictjson.Reader) bool {
 	return true
 }
 
-func (p *bundleParser) sequence() *ParseError {
-	offset := p.r.Offset()
-	lit, fault := p.integer("spiffe_sequence")
+func (p *bundleParser) sequence(r *strictjson.Reader) *ParseError {
+	offset := r.Offset()
+	lit, fault := p.integer(r, "spiffe_sequence")
 	if lit == nil {
 		return fault
 	}
@@ -320,9 +282,9 @@ func (p *bundleParser) sequence() *ParseError {
 	return nil
 }
 
-func (p *bundleParser) refreshHint() *ParseError {
-	offset := p.r.Offset()
-	lit, fault := p.integer("spiffe_refresh_hint")
+func (p *bundleParser) refreshHint(r *strictjson.Reader) *ParseError {
+	offset := r.Offset()
+	lit, fault := p.integer(r, "spiffe_refresh_hint")
 	if lit == nil || lit[0] == '-' {
 		return fault
 	}
@@ -335,12 +297,12 @@ func (p *bundleParser) refreshHint() *ParseError {
 }
 
 // integer returns an integer as it is written, or nil after a fault and at a syntax error.
-func (p *bundleParser) integer(name string) ([]byte, *ParseError) {
-	offset := p.r.Offset()
-	if k := p.r.Kind(); k != strictjson.Number && k != strictjson.None {
+func (p *bundleParser) integer(r *strictjson.Reader, name string) ([]byte, *ParseError) {
+	offset := r.Offset()
+	if k := r.Kind(); k != strictjson.Number && k != strictjson.None {
 		return nil, p.fault(offset, "BND-29", strconv.Quote(name)+" is not a number")
 	}
-	lit, _ := p.r.Number()
+	lit, _ := r.Number()
 	if strings.ContainsAny(string(lit), ".eE") {
 		return nil, p.fault(offset, "BND-29", strconv.Quote(name)+" is not an integer without fraction and exponent")
 	}
@@ -381,11 +343,14 @@ func (p *bundleParser) add(e *jwk) (rule, reason string, err error) {
 		return "BND-32", fmt.Sprintf(`"alg" is %s, which is not one of the nine for its key`,
 			short(string(e.alg))), nil
 	}
-	to := &p.jwt
+	keys, id := p.b.jwt, string(e.kid)
 	if use == useWIT {
-		to = &p.wit
+		keys = p.b.wit
 	}
-	*to = append(*to, found{authority{string(e.kid), key}, e.offset})
+	if old, twice := keys[id]; twice && !sameKey(old, key) && p.conflict == nil {
+		p.conflict = p.fault(e.offset, "BND-30", "two different keys have the key ID "+short(id))
+	}
+	keys[id] = key
 	return "", "", nil
 }
 
@@ -487,15 +452,15 @@ func (b *Bundle) marshal(hint time.Duration) ([]byte, error) {
 }
 
 // appendTokens appends the entries for keys that sign one kind of token.
-func (b *Bundle) appendTokens(doc []byte, use string, list []authority) ([]byte, error) {
-	for _, a := range list {
+func (b *Bundle) appendTokens(doc []byte, use string, keys map[string]crypto.PublicKey) ([]byte, error) {
+	for id, key := range sorted(keys) {
 		if doc[len(doc)-1] != '[' {
 			doc = append(doc, ',')
 		}
 		var ok bool
-		if doc, ok = jws.AppendJWK(doc, use, "", a.id, a.key); !ok {
+		if doc, ok = jws.AppendJWK(doc, use, "", id, key); !ok {
 			return nil, b.errorf("%s authority %s: the key was changed and is no longer valid",
-				strings.ToUpper(use[:3]), short(a.id))
+				strings.ToUpper(use[:3]), short(id))
 		}
 	}
 	return doc, nil

@@ -25,98 +25,69 @@ const (
 // A map may have 16 MiB, 10,000 trust domains and 100,000 keys in all members together. A larger one
 // gives an error that wraps [ErrTooLarge].
 func ParseBundleMap(doc []byte) (*BundleSet, error) {
-	members, err := readBundleMap(doc)
-	if err != nil {
-		return nil, err
-	}
-	set := &BundleSet{m: make(map[TrustDomain]*Bundle, len(members))}
-	keys := 0
-	for _, m := range members {
-		b, err := parseBundle(m.td, doc[m.from:m.to], m.from, false)
-		if err != nil {
-			e := mapFault(m.from, "MAP-10", "a member is not a bundle document", err)
-			if pe, ok := errors.AsType[*ParseError](err); ok {
-				e.Offset = pe.Offset
-			}
-			return nil, e
-		}
-		if keys += len(b.x509) + len(b.jwt) + len(b.skipped); keys > maxMapKeys {
-			return nil, mapFault(m.from, "BND-33",
-				fmt.Sprintf("more than %d keys in all members together", maxMapKeys), ErrTooLarge)
-		}
-		b.hint = 0
-		set.m[m.td] = b
-	}
-	return set, nil
-}
-
-func mapFault(offset int, rule, reason string, cause error) *ParseError {
-	return &ParseError{What: "bundle map", Offset: offset, Rule: rule, Reason: reason, Err: cause}
-}
-
-// mapMember is a member of a bundle map and where its document is.
-type mapMember struct {
-	td       TrustDomain
-	from, to int
-}
-
-// readBundleMap finds the members. It reads the whole map before any key is parsed: keys are the costly
-// part, and are not parsed if the map is refused.
-func readBundleMap(doc []byte) ([]mapMember, error) {
 	if len(doc) > maxMapSize {
 		return nil, mapFault(maxMapSize, "BND-33", fmt.Sprintf("longer than %d bytes", maxMapSize), ErrTooLarge)
 	}
-	r := strictjson.NewReader(doc)
-	object := r.Kind() == strictjson.Object
-	if !object {
-		r.Skip()
-	}
-	var members []mapMember
-	found := false
-	for name := range r.Members() {
-		if string(name) != "trust_domains" {
-			continue
+	var m map[TrustDomain]*Bundle
+	var fault *ParseError
+	err := strictjson.ReadObject(doc, func(name string, r *strictjson.Reader) {
+		if name == "trust_domains" && m == nil {
+			m = make(map[TrustDomain]*Bundle)
+			fault = readBundleMap(r, m)
 		}
-		if r.Kind() != strictjson.Object {
-			return nil, mapFault(r.Offset(), "MAP-1", `"trust_domains" is not an object`, nil)
-		}
-		found = true
-		var fault *ParseError
-		if members, fault = readMapMembers(r); fault != nil {
-			return nil, fault
-		}
-	}
-	switch err := r.End(); {
+	})
+	switch {
+	case fault != nil:
+		return nil, fault
 	case err != nil:
 		return nil, jsonFault(mapFault(0, "MAP-1", "", nil), err)
-	case !object:
-		return nil, mapFault(0, "MAP-1", "not a JSON object", nil)
-	case !found:
+	case m == nil:
 		return nil, mapFault(0, "MAP-1", `the member "trust_domains" is missing`, nil)
 	}
-	return members, nil
+	return &BundleSet{m: m}, nil
 }
 
-// readMapMembers reads the member "trust_domains".
-func readMapMembers(r *strictjson.Reader) (members []mapMember, fault *ParseError) {
-	seen := map[TrustDomain]bool{}
+// readBundleMap reads the member "trust_domains" into m.
+func readBundleMap(r *strictjson.Reader, m map[TrustDomain]*Bundle) *ParseError {
+	if r.Kind() != strictjson.Object {
+		return mapFault(r.Offset(), "MAP-1", `"trust_domains" is not an object`, nil)
+	}
+	keys := 0
 	for name := range r.Members() {
 		from := r.Offset()
 		td, err := ParseTrustDomain(string(name))
 		switch {
 		case err != nil:
-			return nil, mapFault(from, "MAP-2", "the name of a member is not that of a trust domain", err)
-		case seen[td]:
-			return nil, mapFault(from, "MAP-4", fmt.Sprintf("the member %q occurs twice", td), nil)
-		case len(members) == maxMapDomains:
-			reason := fmt.Sprintf("more than %d trust domains", maxMapDomains)
-			return nil, mapFault(from, "BND-33", reason, ErrTooLarge)
+			return mapFault(from, "MAP-2", "the name of a member is not that of a trust domain", err)
+		case m[td] != nil:
+			return mapFault(from, "MAP-4", fmt.Sprintf("the member %q occurs twice", td), nil)
+		case len(m) == maxMapDomains:
+			return mapFault(from, "BND-33", fmt.Sprintf("more than %d trust domains", maxMapDomains), ErrTooLarge)
 		}
-		seen[td] = true
-		r.Skip()
-		members = append(members, mapMember{td, from, r.Offset()})
+		p := bundleParser{doc: r.Skip(), base: from, uses: knownUses[:2]}
+		if p.doc == nil {
+			return nil // the error is that of r
+		}
+		b, err := p.parse(td)
+		if err != nil {
+			e := mapFault(from, "MAP-10", "a member is not a bundle document", err)
+			if pe, ok := errors.AsType[*ParseError](err); ok {
+				e.Offset = pe.Offset
+			}
+			return e
+		}
+		if keys += len(b.x509) + len(b.jwt) + len(b.skipped); keys > maxMapKeys {
+			reason := fmt.Sprintf("more than %d keys in all members together", maxMapKeys)
+			return mapFault(from, "BND-33", reason, ErrTooLarge)
+		}
+		b.hint = 0
+		m[td] = b
 	}
-	return members, nil
+	return nil
+}
+
+func mapFault(offset int, rule, reason string, cause error) *ParseError {
+	return &ParseError{What: "bundle map", Offset: offset, Rule: rule, Reason: reason, Err: cause}
 }
 
 // Marshal returns the bundle map of the set: compact JSON with a member for each trust domain, sorted by
@@ -140,7 +111,7 @@ func (s *BundleSet) Marshal() ([]byte, error) {
 		if doc[len(doc)-1] != '{' {
 			doc = append(doc, ',')
 		}
-		doc = append(strictjson.AppendText(doc, b.td.name), ':')
+		doc = append(doc, `"`+b.td.name+`":`...)
 		doc = append(doc, member...)
 		keys += len(b.x509) + len(b.jwt) + len(b.wit)
 		if len(doc)+len("}}") > maxMapSize || keys > maxMapKeys {

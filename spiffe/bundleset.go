@@ -41,13 +41,8 @@ func (s *BundleSet) Bundle(td TrustDomain) (*Bundle, error) {
 // All loops over the bundles, sorted by trust domain.
 func (s *BundleSet) All() iter.Seq[*Bundle] {
 	return func(yield func(*Bundle) bool) {
-		names := make([]string, 0, len(s.m)) // strings, because programs already contain the code that sorts them
-		for td := range s.m {
-			names = append(names, td.name)
-		}
-		slices.Sort(names)
-		for _, name := range names {
-			if !yield(s.m[TrustDomain{name}]) {
+		for _, td := range slices.SortedFunc(maps.Keys(s.m), TrustDomain.Compare) {
+			if !yield(s.m[td]) {
 				return
 			}
 		}

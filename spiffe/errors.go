@@ -3,6 +3,7 @@ package spiffe
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
@@ -76,12 +77,7 @@ func errZero(what string) error { return fmt.Errorf("spiffe: invalid %s: %w", wh
 const maxInError = 512
 
 // short quotes s for an error and cuts it to 128 bytes.
-func short(s string) string {
-	if len(s) > 128 {
-		return fmt.Sprintf("%q…", s[:128])
-	}
-	return fmt.Sprintf("%q", s)
-}
+func short(s string) string { return strconv.Quote(redact.Clip(s, 128)) }
 
 // inner returns the text of an error of this package without the package name, for use inside another error.
 func inner(err error) string { return strings.TrimPrefix(err.Error(), "spiffe: ") }

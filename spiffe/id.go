@@ -122,19 +122,11 @@ func (id *ID) UnmarshalText(text []byte) error {
 // Kubernetes returns the namespace and service account of an ID of the form
 // spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT, and whether id has that form.
 func (id ID) Kubernetes() (namespace, serviceAccount string, ok bool) {
-	rest, ok := strings.CutPrefix(id.Path(), "/ns/")
-	if !ok {
+	segments := strings.Split(id.Path(), "/") // the first is empty
+	if len(segments) != 5 || segments[1] != "ns" || segments[3] != "sa" {
 		return "", "", false
 	}
-	namespace, rest, ok = strings.Cut(rest, "/")
-	if !ok {
-		return "", "", false
-	}
-	serviceAccount, ok = strings.CutPrefix(rest, "sa/")
-	if !ok || strings.Contains(serviceAccount, "/") {
-		return "", "", false
-	}
-	return namespace, serviceAccount, true
+	return segments[2], segments[4], true
 }
 
 // checkPath applies the path rules to s, which is empty or begins with a slash.

@@ -203,9 +203,9 @@ func TestParseErrors(t *testing.T) {
 	}
 
 	for in, want := range map[string]string{
-		"spiffe://example.org":     `spiffe: invalid trust domain "spiffe://example.org" at byte 6: it has a scheme; give the name alone, "example.org"`,
-		"spiffe://example.org/web": `spiffe: invalid trust domain "spiffe://example.org/web" at byte 6: it has a scheme; give the name alone, "example.org"`,
-		"https://example.org/":     `spiffe: invalid trust domain "https://example.org/" at byte 5: it has a scheme; give the name alone, "example.org"`,
+		"spiffe://example.org":     `spiffe: invalid trust domain "spiffe://example.org" at byte 6: it has a scheme; give the name alone`,
+		"spiffe://example.org/web": `spiffe: invalid trust domain "spiffe://example.org/web" at byte 6: it has a scheme; give the name alone`,
+		"https://example.org/":     `spiffe: invalid trust domain "https://example.org/" at byte 5: it has a scheme; give the name alone`,
 		"spiffe://Example.org":     `spiffe: invalid trust domain "spiffe://Example.org" at byte 6: it has a scheme; give the name alone`,
 		"example.org:8443":         `spiffe: invalid trust domain "example.org:8443" at byte 11: a port is not allowed`,
 	} {
@@ -291,7 +291,6 @@ func TestNoAllocs(t *testing.T) {
 		"String":                func() bool { return webID.String() != "" },
 		"TrustDomain":           func() bool { return webID.TrustDomain() == td },
 		"Path":                  func() bool { return webID.Path() != "" },
-		"Kubernetes":            func() bool { _, _, ok := webID.Kubernetes(); return ok },
 		"Check":                 func() bool { return allows(big, many[77]) },
 	} {
 		require.True(t, f(), name)

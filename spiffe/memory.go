@@ -32,16 +32,21 @@ type remembered struct {
 	peer      *Peer
 }
 
-// find returns the chain if it is remembered in this role, or nil. It compares all bytes.
-func (v *Verifier) find(chain []*x509.Certificate, role Role) *remembered {
+// recall returns the Peer of a chain that is remembered in this role, byte for byte, if it still holds: the source
+// returns the same bundle, and the path is valid now.
+func (v *Verifier) recall(chain []*x509.Certificate, role Role) (*Peer, bool) {
 	if chain[0] == nil || len(chain[0].Raw) > maxRememberedDER {
-		return nil
+		return nil, false
 	}
 	r, ok := v.memory.Find(v.key(chain, role))
 	if !ok || !slices.EqualFunc(r.chain, chain, sameDER) {
-		return nil
+		return nil, false
 	}
-	return r
+	b, err := v.bundle(r.peer.id.TrustDomain())
+	if err != nil || r.bundle.Value() != b || !r.validAt(v.now()) {
+		return nil, false
+	}
+	return r.peer, true
 }
 
 func (v *Verifier) key(chain []*x509.Certificate, role Role) memoryKey {

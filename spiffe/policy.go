@@ -90,11 +90,6 @@ func AllowPathPrefix(td TrustDomain, prefix string) Policy {
 		return mistaken("AllowPathPrefix needs a path; AllowMembersOf allows the whole trust domain")
 	case prefix[0] != '/':
 		return mistaken("AllowPathPrefix takes the path alone, such as /ns/prod, and not " + short(prefix))
-	case strings.HasSuffix(prefix, wildcard):
-		return mistaken(fmt.Sprintf(`AllowPathPrefix allows everything below its prefix; drop the "/*" of %s`,
-			short(prefix)))
-	case strings.HasSuffix(prefix, "/"):
-		return mistaken("AllowPathPrefix: a trailing slash is not allowed; drop that of " + short(prefix))
 	case strings.Contains(prefix, anyRule):
 		return mistaken("AllowPathPrefix takes no stars, as its prefix may be made from other names; " +
 			"ParsePolicy reads a policy with stars")
@@ -157,7 +152,7 @@ func newPolicy(rules map[string]struct{}, funcs ...func(ID) error) Policy {
 		return mistaken(fmt.Sprintf("the policy has %d rules with a star for a segment, the limit is %d",
 			len(s.stars), maxStars))
 	}
-	s.short = sync.OnceValue(func() string { return s.text(maxInPolicy) })
+	s.short = sync.OnceValue(func() string { return redact.Clip(s.text(), maxInPolicy) })
 	return Policy{s: s}
 }
 
@@ -305,34 +300,19 @@ func (p Policy) String() string {
 	case p.s.mistake != "":
 		return "no peer (" + p.s.mistake + ")"
 	}
-	return p.s.text(0)
+	return p.s.text()
 }
 
-// text lists the rules in at most limit bytes; 0 means no limit. The first rule is always there, cut if necessary.
-func (s *ruleSet) text(limit int) string {
-	rules := slices.Sorted(maps.Keys(s.rules))
-	var b strings.Builder
-	for i, r := range rules {
+// text lists the rules.
+func (s *ruleSet) text() string {
+	list := slices.Sorted(maps.Keys(s.rules))
+	for i, r := range list {
 		if r[len(r)-1] == '/' {
-			r += anyRule
+			list[i] = r + anyRule
 		}
-		switch {
-		case i == 0 && limit > 0:
-			r = redact.Clip(r, limit)
-		case i > 0 && limit > 0 && b.Len()+len(", ")+len(r) > limit:
-			fmt.Fprintf(&b, ", … and %d more", len(rules)-i+len(s.funcs))
-			return b.String()
-		}
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		b.WriteString(r)
 	}
-	switch {
-	case len(s.funcs) > 0 && len(rules) > 0:
-		b.WriteString(", a function")
-	case len(s.funcs) > 0:
-		b.WriteString("a function")
+	if len(s.funcs) > 0 {
+		list = append(list, "a function")
 	}
-	return b.String()
+	return strings.Join(list, ", ")
 }

@@ -215,21 +215,19 @@ func uriSAN(cert *x509.Certificate) (string, error) {
 	if cert == nil {
 		return "", invalid("X5-3", "there is no certificate")
 	}
-	var san []byte
-	seen := false
+	var found [][]byte
 	for _, ext := range cert.Extensions {
-		if !ext.Id.Equal(oidSubjectAltName) {
-			continue
+		if ext.Id.Equal(oidSubjectAltName) {
+			found = append(found, ext.Value)
 		}
-		if seen {
-			return "", invalid("X5-30", "the subject alternative name extension occurs twice")
-		}
-		san, seen = ext.Value, true
 	}
-	if !seen {
+	switch len(found) {
+	case 0:
 		return "", invalid("X5-3", "there is no subject alternative name, so no SPIFFE ID")
+	case 1:
+		return oneURI(found[0])
 	}
-	return oneURI(san)
+	return "", invalid("X5-30", "the subject alternative name extension occurs twice")
 }
 
 // oneURI returns the one URI name of a subject alternative name extension.

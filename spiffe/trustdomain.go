@@ -19,10 +19,6 @@ func ParseTrustDomain(name string) (TrustDomain, error) {
 		e.What, e.Input = "trust domain", name
 		if i := strings.Index(name, "://"); i >= 0 {
 			e.Offset, e.Rule, e.Reason = i, "ID-9", "it has a scheme; give the name alone"
-			meant, _, _ := strings.Cut(name[i+len("://"):], "/")
-			if checkName(meant) == nil {
-				e.Reason += ", " + short(meant)
-			}
 		}
 		return TrustDomain{}, e
 	}

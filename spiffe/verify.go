@@ -152,12 +152,12 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 		return nil, &VerifyError{Stage: "bundle", ID: id, Rule: "X5-38", Err: err}
 	}
 	now := v.now()
-	peer, err := verifyPath(chain, b, needed, now)
+	path, err := certchain.Path(chain, b.pool(), needed, now) // not the leaf alone, as the pool holds only CAs
 	if err != nil {
 		return nil, &VerifyError{Stage: "chain", ID: id, Rule: chainRule(err), Err: err}
 	}
-	peer.id = id
-	if peer, err = v.admit(peer); err == nil {
+	peer, err := v.admit(&Peer{id, path, certchain.End(path)})
+	if err == nil {
 		v.keep(chain, role, b, peer, now)
 	}
 	return peer, err
@@ -169,20 +169,6 @@ func (v *Verifier) admit(peer *Peer) (*Peer, error) {
 		return nil, &VerifyError{Stage: "policy", ID: peer.id, Err: err}
 	}
 	return peer, nil
-}
-
-// recall returns the Peer of a remembered chain if it still holds: the source returns the same bundle, and the path
-// is valid now.
-func (v *Verifier) recall(chain []*x509.Certificate, role Role) (*Peer, bool) {
-	m := v.find(chain, role)
-	if m == nil {
-		return nil, false
-	}
-	b, err := v.bundle(m.peer.id.TrustDomain())
-	if err != nil || m.bundle.Value() != b || !m.validAt(v.now()) {
-		return nil, false
-	}
-	return m.peer, true
 }
 
 // bundle gets the bundle of td from the source, and checks that it belongs to td.
@@ -201,17 +187,6 @@ func (v *Verifier) bundle(td TrustDomain) (*Bundle, error) {
 		return nil, fmt.Errorf("trust domain %q: %w", td, ErrNoAuthority)
 	}
 	return b, nil
-}
-
-// verifyPath builds the path from the leaf to an authority of b, and makes the Peer without its ID. A
-// leaf that is among the roots would verify itself, but this leaf is not a CA, and the pool of a
-// Bundle holds only CAs.
-func verifyPath(chain []*x509.Certificate, b *Bundle, needed []x509.ExtKeyUsage, now time.Time) (*Peer, error) {
-	path, err := certchain.Path(chain, b.pool(), needed, now)
-	if err != nil {
-		return nil, err
-	}
-	return &Peer{chain: path, notAfter: certchain.End(path)}, nil
 }
 
 // ruleKeyUsage is the rule for the extended key usages of a chain.

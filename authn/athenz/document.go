@@ -163,16 +163,16 @@ func (v *Verifier) verify(text string) (*document, error) {
 
 func readClaims(text string, payload []byte, headIssuer string) (*document, error) {
 	var aud, iss, sub []byte // nil if missing or not a string
-	var exp, iat, nbf token.Date
+	var exp, iat, nbf jws.Date
 	bound := false
 	texts := map[string]*[]byte{"aud": &aud, "iss": &iss, "sub": &sub}
-	dates := map[string]*token.Date{"exp": &exp, "iat": &iat, "nbf": &nbf}
+	dates := map[string]*jws.Date{"exp": &exp, "iat": &iat, "nbf": &nbf}
 	refused := kind.ReadObject(payload, func(name string, r *strictjson.Reader) {
 		if text := texts[name]; text != nil {
 			*text, _ = r.Text()
 		}
 		if date := dates[name]; date != nil {
-			*date = token.ReadDate(r)
+			*date = jws.ReadDate(r)
 		}
 		bound = bound || name == "cnf"
 	})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
@@ -32,7 +33,7 @@ func headerFault(s *token.Signed) *token.Error {
 type claims struct {
 	issuer, subject              string
 	audiences, actors            []string
-	expires, notBefore, issuedAt token.Date
+	expires, notBefore, issuedAt jws.Date
 	certificate                  *string // that the token is bound to; see readBinding
 }
 
@@ -61,11 +62,11 @@ func readClaims(payload []byte) (claims, *token.Error) {
 		case "cnf":
 			c.certificate = readBinding(r)
 		case "exp":
-			c.expires = token.ReadDate(r)
+			c.expires = jws.ReadDate(r)
 		case "nbf":
-			c.notBefore = token.ReadDate(r)
+			c.notBefore = jws.ReadDate(r)
 		case "iat":
-			c.issuedAt = token.ReadDate(r)
+			c.issuedAt = jws.ReadDate(r)
 		}
 		if !ok {
 			bad = name

@@ -157,7 +157,7 @@ func (r *Reviewer) review(ctx context.Context, token string, audiences []string)
 	ctx, cancel := limited(ctx)
 	defer cancel()
 	pod, err := r.limits.do(ctx, caller, func() (*spiffe.Pod, error) { return r.judge(ctx, token, audiences) })
-	return pod, claims.Expires, err
+	return pod, claims.Expires.At, err
 }
 
 // judge asks the API server about the token for the audiences, and with AnyAudience then without them.
@@ -198,8 +198,8 @@ func (r *Reviewer) ruleOut(token string, audiences []string) (jws.Claims, error)
 	switch {
 	case c.Bound:
 		return fail(ErrInvalidToken, `"cnf" binds it to a key, and a review does not tell whether its sender has that`)
-	case !c.Expires.IsZero() && time.Now().Round(0).After(c.Expires.Add(clockLeeway)):
-		return fail(ErrInvalidToken, "it has expired: it ended at %s", c.Expires.UTC().Format(time.RFC3339))
+	case !c.Expires.At.IsZero() && time.Now().Round(0).After(c.Expires.At.Add(clockLeeway)):
+		return fail(ErrInvalidToken, "it has expired: it ended at %s", c.Expires.At.UTC().Format(time.RFC3339))
 	case len(c.Audience) > 0 && !r.anyAudience && !slices.ContainsFunc(c.Audience, wanted):
 		return fail(ErrInvalidToken, "it is for the audiences %.256q, and not for one of %.256q", c.Audience,
 			audiences)

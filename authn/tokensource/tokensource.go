@@ -297,8 +297,8 @@ func newToken(text string, expires time.Time, audiences ...string) (token, error
 		return token{}, errors.New("the token has characters other than printable ASCII, or spaces")
 	}
 	claims, isJWT := jws.ReadClaims(text)
-	if !claims.Expires.IsZero() && (expires.IsZero() || claims.Expires.Before(expires)) {
-		expires = claims.Expires
+	if !claims.Expires.At.IsZero() && (expires.IsZero() || claims.Expires.At.Before(expires)) {
+		expires = claims.Expires.At
 	}
 	switch {
 	case !expires.IsZero() && !time.Now().Before(expires):

@@ -382,18 +382,12 @@ func svidRows(t *testing.T) []row {
 		{"X.509-SVID below an intermediate, verify", below, false},
 		{"X.509-SVID below an intermediate, verify again", below, true},
 	} {
-		v := must.Get(spiffe.NewVerifier(bundle, spiffe.AllowAnyPeer(), nil))(t)
+		v := must.Get(spiffe.NewVerifier(sourceOf(t, bundle, c.again), spiffe.AllowAnyPeer(), nil))(t)
 		chain := c.svid.Chain()
 		issuers := append(chain[1:], a.ca.Root())
 		rows = append(rows, row{
 			c.name,
-			func() error {
-				if !c.again {
-					v = must.Do(spiffe.NewVerifier(bundle, spiffe.AllowAnyPeer(), nil))
-				}
-				_, err := v.VerifyChain(chain, spiffe.ClientRole)
-				return err
-			},
+			func() error { _, err := v.VerifyChain(chain, spiffe.ClientRole); return err },
 			func() error { _, _, err := x509svid.Verify(chain, peers); return err },
 			func() error {
 				for i, c := range chain {
@@ -406,6 +400,22 @@ func svidRows(t *testing.T) []row {
 		})
 	}
 	return rows
+}
+
+// sourceOf returns b as a source or, unless it is to be remembered, a source that returns another one each time.
+func sourceOf(t *testing.T, b *spiffe.Bundle, again bool) spiffe.BundleSource {
+	t.Helper()
+	if again {
+		return b
+	}
+	return &turns{b, must.Get(spiffe.NewBundle(b.TrustDomain(), b.Contents()))(t)}
+}
+
+type turns [2]*spiffe.Bundle
+
+func (s *turns) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	s[0], s[1] = s[1], s[0]
+	return s[0], nil
 }
 
 func jwtRows(t *testing.T) []row {
@@ -437,16 +447,10 @@ func jwtRows(t *testing.T) []row {
 			name  string
 			again bool
 		}{{"validate", false}, {"validate again", true}} {
-			v := must.Get(jwtsvid.NewValidator(b, request.Audience, nil))(t)
+			v := must.Get(jwtsvid.NewValidator(sourceOf(t, b, m.again), request.Audience, nil))(t)
 			rows = append(rows, row{
 				"JWT-SVID, " + c.alg + ", " + m.name,
-				func() error {
-					if !m.again {
-						v = must.Do(jwtsvid.NewValidator(b, request.Audience, nil))
-					}
-					_, err := v.Validate(token)
-					return err
-				},
+				func() error { _, err := v.Validate(token); return err },
 				func() error { _, err := peerjwt.ParseAndValidate(token, peers, request.Audience); return err },
 				func() error { return bareVerify(c.key.Public(), input, sig) },
 			})

@@ -13,7 +13,10 @@
 //	s := &Source{redacted: redact.New("tokensource.Source(file)")}
 package redact
 
-import "log/slog"
+import (
+	"log/slog"
+	"unicode/utf8"
+)
 
 // Text is printed in place of a value by every verb of fmt and by log/slog. The zero value prints "[redacted]". It is
 // copied with the struct that embeds it, and safe for concurrent use.
@@ -49,3 +52,19 @@ func (t Text) LogValue() slog.Value {
 	}
 	return slog.StringValue(t.String())
 }
+
+// Clip cuts s, which the other side sent, to at most n bytes for an error or a log: between two characters, with an
+// ellipsis to show the cut.
+func Clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "…"
+}
+
+// Seal hides a secret from package fmt. A [Text] alone does not protect a type in another type's unexported field:
+// there fmt calls no String method and, for a verb that does not fit, follows pointers too.
+func Seal[T any](secret T) func() T { return func() T { return secret } }

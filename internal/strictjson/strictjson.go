@@ -1,6 +1,6 @@
 // Package strictjson reads small JSON documents that may be hostile: trust bundles and the parts of
-// tokens. It reads one value after the other, without reflection and without building a tree, and
-// refuses documents that two readers could understand differently:
+// tokens. Package encoding/json checks the syntax. A [Reader] then reads one value after the other, without reflection
+// and without building a tree, and refuses documents that two readers could understand differently:
 //
 //   - duplicate members in one object, at any depth, also if escapes spell the names differently;
 //   - text that is not UTF-8, and escapes that are half of a surrogate pair;
@@ -12,12 +12,11 @@ package strictjson
 
 import (
 	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
-	"slices"
-	"strconv"
 	"strings"
-	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -39,10 +38,10 @@ const (
 	TooLarge                  // over MaxSize, MaxDepth or MaxMembers
 )
 
-// Error says why a document is refused. It does not contain the input.
+// Error says why a document is refused. It contains at most one character of the input.
 type Error struct {
 	Code   Code
-	Offset int // the first byte that breaks the rule
+	Offset int // where the rule is broken
 	Reason string
 }
 
@@ -68,26 +67,59 @@ const (
 //
 // Byte slices that a Reader returns may share memory with the input and must not be changed.
 type Reader struct {
-	data  []byte
+	data  []byte // its syntax is valid, or there is an error
 	pos   int
 	depth int
+	names int // of all open objects
 	err   *Error
-	names []member // of all open objects
-}
-
-// member is a member name and its offset.
-type member struct {
-	name []byte
-	at   int
 }
 
 // NewReader returns a Reader of data, which must not change while it is read.
 func NewReader(data []byte) *Reader {
 	r := &Reader{data: data}
-	if len(data) > MaxSize {
+	switch {
+	case len(data) > MaxSize:
 		r.fail(TooLarge, MaxSize, "the document is too large")
+	case !json.Valid(data):
+		r.err = syntaxError(data)
+	case !utf8.Valid(data):
+		at := 0
+		for utf8.FullRune(data[at:]) {
+			c, size := utf8.DecodeRune(data[at:])
+			if c == utf8.RuneError && size == 1 {
+				break
+			}
+			at += size
+		}
+		r.fail(Encoding, at, "not UTF-8")
 	}
 	return r
+}
+
+// ReadObject reads a document that is an object. It calls member for each member, which reads the value or leaves it
+// unread. The error is an [*Error].
+func ReadObject(data []byte, member func(name string, r *Reader)) error {
+	r := NewReader(data)
+	if r.err == nil && r.Kind() != Object {
+		r.fail(Syntax, 0, "not a JSON object")
+	}
+	for name := range r.Members() {
+		member(string(name), r)
+	}
+	return r.End()
+}
+
+// syntaxError returns the error of a document that is not JSON.
+func syntaxError(data []byte) *Error {
+	err := json.Unmarshal(data, new(any))
+	e := &Error{Code: Syntax, Reason: "not JSON: " + err.Error()}
+	if strings.HasSuffix(e.Reason, "after top-level value") {
+		e.Code, e.Reason = Trailing, "something follows the document"
+	}
+	if at, ok := errors.AsType[*json.SyntaxError](err); ok {
+		e.Offset = max(0, int(at.Offset)-1)
+	}
+	return e
 }
 
 // Kind returns the kind of the next value, and None after an error.
@@ -113,16 +145,20 @@ func (r *Reader) Offset() int {
 // kind. A loop that ends early leaves the document unread: End then returns an error.
 func (r *Reader) Members() iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
-		first := len(r.names)
+		before, seen := r.names, map[string]bool{}
 		r.items('{', '}', func(int) {
-			if name := r.memberName(); r.err == nil {
-				r.item(func() bool { return yield(name) })
+			at := r.pos
+			name := r.quoted()
+			if r.names++; r.names > MaxMembers {
+				r.fail(TooLarge, at, "too many members")
 			}
+			r.item(func() bool { return yield(name) })
+			if seen[string(name)] {
+				r.fail(Duplicate, at, "a member occurs twice in one object")
+			}
+			seen[string(name)] = true
 		})
-		if r.err == nil {
-			r.unique(r.names[first:])
-			r.names = r.names[:first]
-		}
+		r.names = before
 	}
 }
 
@@ -147,12 +183,12 @@ func (r *Reader) Number() ([]byte, bool) {
 	if r.Kind() != Number {
 		return nil, false
 	}
-	n := r.number()
-	return n, r.err == nil
+	return r.word(), true
 }
 
-// Skip reads a value of any kind and checks it like any other.
-func (r *Reader) Skip() {
+// Skip reads a value of any kind, checks it like any other, and returns it as it was written.
+func (r *Reader) Skip() []byte {
+	from := r.Offset()
 	switch r.Kind() {
 	case Object:
 		for range r.Members() {
@@ -164,19 +200,19 @@ func (r *Reader) Skip() {
 		}
 	case String:
 		r.quoted()
-	case Number:
-		r.number()
-	case Bool, Null:
+	case Number, Bool, Null:
 		r.word()
-	default:
-		r.syntax("a value is missing here")
 	}
+	if r.err != nil {
+		return nil
+	}
+	return r.data[from:r.pos]
 }
 
-// End returns the first error, or an error if more than white space follows the last value; both are an [*Error].
+// End returns the first error, or an error if the value was not read; both are an [*Error].
 func (r *Reader) End() error {
 	if r.next(); r.err == nil && r.pos < len(r.data) {
-		r.fail(Trailing, r.pos, "something follows the document")
+		r.fail(Trailing, r.pos, "the rest was not read")
 	}
 	if r.err != nil {
 		return r.err
@@ -195,67 +231,34 @@ func (r *Reader) items(begin, end byte, read func(n int)) {
 	}
 	r.depth++
 	r.pos++
-	for n := 0; r.separator(n, end); n++ {
+	for n := 0; r.next() != end && r.err == nil; n++ {
 		read(n)
 	}
 	r.depth--
+	r.pos++
 }
 
 // item passes the next value to a loop, and skips it if the loop leaves it unread.
 func (r *Reader) item(loop func() bool) {
+	if r.err != nil {
+		return
+	}
 	before := r.Offset()
 	if !loop() {
-		r.syntax("the rest was not read")
+		r.fail(Syntax, r.pos, "the rest was not read")
 	} else if r.pos == before {
 		r.Skip()
 	}
 }
 
-// memberName reads a member name and the colon after it.
-func (r *Reader) memberName() []byte {
-	if r.next() != '"' {
-		r.syntax("a member name is missing here")
-		return nil
-	}
-	at := r.pos
-	name := r.quoted()
-	if len(r.names) == MaxMembers {
-		r.fail(TooLarge, at, "too many members")
-	}
-	r.names = append(r.names, member{name, at})
-	if r.next() != ':' {
-		r.syntax("a colon is missing here")
-	}
-	r.pos++
-	return name
-}
-
-// separator reads the text before item n of an object or array, and reports whether there is such an item.
-func (r *Reader) separator(n int, end byte) bool {
-	switch c := r.next(); {
-	case r.err != nil:
-		return false
-	case c == end:
-		r.pos++
-		return false
-	case n == 0:
-		return true
-	case c == ',':
-		r.pos++
-		return true
-	}
-	r.syntax("a comma or the end of the object or array is missing here")
-	return false
-}
-
-// next skips white space and returns the byte that follows, or 0 at the end and after an error.
+// next skips white space and separators, and returns the byte that follows, or 0 at the end and after an error.
 func (r *Reader) next() byte {
 	if r.err != nil {
 		return 0
 	}
 	for ; r.pos < len(r.data); r.pos++ {
 		switch c := r.data[r.pos]; c {
-		case ' ', '\t', '\n', '\r':
+		case ' ', '\t', '\n', '\r', ',', ':':
 		default:
 			return c
 		}
@@ -263,165 +266,50 @@ func (r *Reader) next() byte {
 	return 0
 }
 
-func (r *Reader) word() {
-	for _, w := range [...]string{"true", "false", "null"} {
-		if bytes.HasPrefix(r.data[r.pos:], []byte(w)) {
-			r.pos += len(w)
-			return
-		}
+// word reads a number, true, false or null.
+func (r *Reader) word() []byte {
+	rest := r.data[r.pos:]
+	n := bytes.IndexAny(rest, " \t\n\r,]}")
+	if n < 0 {
+		n = len(rest)
 	}
-	r.syntax("not a value")
+	r.pos += n
+	return rest[:n:n]
 }
 
-func (r *Reader) number() []byte {
-	start := r.pos
-	r.accept("-")
-	if !r.accept("0") {
-		r.digits()
-	}
-	if r.accept(".") {
-		r.digits()
-	}
-	if r.accept("eE") {
-		r.accept("+-")
-		r.digits()
-	}
-	return r.data[start:r.pos:r.pos]
-}
-
-// digits reads at least one digit.
-func (r *Reader) digits() {
-	const digits = "0123456789"
-	if !r.accept(digits) {
-		r.syntax("a digit is missing here")
-	}
-	for r.accept(digits) {
-		continue
-	}
-}
-
-// accept reads the next byte if it is one of chars.
-func (r *Reader) accept(chars string) bool {
-	ok := r.pos < len(r.data) && strings.IndexByte(chars, r.data[r.pos]) >= 0
-	if ok {
-		r.pos++
-	}
-	return ok
-}
-
-// quoted reads the string whose opening quote is the next byte, and returns it unescaped.
+// quoted reads a string and returns it unescaped.
 func (r *Reader) quoted() []byte {
-	start := r.pos + 1
-	var text []byte // the unescaped text so far, if there was an escape
-	for i := start; i < len(r.data); {
-		if c := r.data[i]; text == nil && c >= 0x20 && c < utf8.RuneSelf && c != '"' && c != '\\' {
-			i++ // the usual case, as most text is long certificates
-			continue
-		}
-		c, size := utf8.DecodeRune(r.data[i:])
-		switch {
-		case c == '"':
-			r.pos = i + 1
-			if text == nil {
-				text = r.data[start:i:i]
+	start := r.pos
+	end := start + 1 + bytes.IndexByte(r.data[start+1:], '"')
+	escaped := bytes.IndexByte(r.data[start:end], '\\') >= 0
+	if escaped { // the quote may be, too
+		for end = start + 1; r.data[end] != '"'; end++ {
+			if r.data[end] == '\\' {
+				end++
 			}
-			return text
-		case c < 0x20:
-			r.fail(Syntax, i, "a control character in a string is not escaped")
-		case c == utf8.RuneError && size == 1:
-			r.fail(Encoding, i, "not UTF-8")
-		case c == '\\':
-			if text == nil {
-				text = append(make([]byte, 0, i-start+utf8.UTFMax), r.data[start:i]...)
-			}
-			c, size = r.escape(i)
 		}
-		if r.err != nil {
-			return nil
-		}
-		if text != nil {
-			text = utf8.AppendRune(text, c)
-		}
-		i += size
 	}
-	r.fail(Syntax, len(r.data), "a string does not end")
-	return nil
+	r.pos = end + 1
+	if !escaped {
+		return r.data[start+1 : end : end]
+	}
+	return r.unescape(start, r.data[start:r.pos])
 }
 
-// escape returns the character that the escape at i represents, and its size; 0 after an error.
-func (r *Reader) escape(i int) (rune, int) {
-	var c byte
-	if i+1 < len(r.data) {
-		c = r.data[i+1]
+// unescape returns the text of a string with escapes, which begins at start. For half of a surrogate pair
+// encoding/json returns U+FFFD.
+func (r *Reader) unescape(start int, quoted []byte) []byte {
+	var text string
+	_ = json.Unmarshal(quoted, &text) // the syntax is valid
+	as := bytes.ToLower(bytes.ReplaceAll(quoted, []byte(`\\`), nil))
+	if n := bytes.Count(as, []byte("\ufffd")) + bytes.Count(as, []byte(`\ufffd`)); strings.Count(text, "\ufffd") != n {
+		r.fail(Encoding, start, "half of a surrogate pair")
 	}
-	if n := strings.IndexByte(`"\/bfnrt`, c); n >= 0 {
-		return rune("\"\\/\b\f\n\r\t"[n]), 2
-	}
-	if c == 'u' {
-		hi := hex4(r.data[i+2:])
-		if hi >= 0 && !utf16.IsSurrogate(hi) {
-			return hi, 6
-		}
-		if hi >= 0 {
-			if rest, ok := bytes.CutPrefix(r.data[i+6:], []byte(`\u`)); ok {
-				if c := utf16.DecodeRune(hi, hex4(rest)); c != utf8.RuneError {
-					return c, 12
-				}
-			}
-			r.fail(Encoding, i, "half of a surrogate pair")
-			return 0, 0
-		}
-	}
-	r.fail(Syntax, i, "not an escape")
-	return 0, 0
+	return []byte(text)
 }
-
-// hex4 returns the number in the first four hexadecimal digits of s, or -1.
-func hex4(s []byte) rune {
-	if len(s) < 4 {
-		return -1
-	}
-	n, err := strconv.ParseUint(string(s[:4]), 16, 16)
-	if err != nil {
-		return -1
-	}
-	return rune(n)
-}
-
-// unique fails at the first duplicate in names, which belong to one object. It sorts them.
-func (r *Reader) unique(names []member) {
-	slices.SortStableFunc(names, func(a, b member) int { return bytes.Compare(a.name, b.name) })
-	twice := -1
-	for i := 1; i < len(names); i++ {
-		if bytes.Equal(names[i].name, names[i-1].name) && (twice < 0 || names[i].at < twice) {
-			twice = names[i].at
-		}
-	}
-	if twice >= 0 {
-		r.fail(Duplicate, twice, "a member occurs twice in one object")
-	}
-}
-
-func (r *Reader) syntax(reason string) { r.fail(Syntax, r.pos, reason) }
 
 func (r *Reader) fail(code Code, offset int, reason string) {
 	if r.err == nil {
 		r.err = &Error{Code: code, Offset: offset, Reason: reason}
 	}
-}
-
-// AppendText appends s, which must be UTF-8, to b as a JSON string with its quotes.
-func AppendText(b []byte, s string) []byte {
-	b = append(b, '"')
-	for i := range len(s) {
-		c := s[i]
-		if n := strings.IndexByte("\"\\\n\r\t\b\f", c); n >= 0 {
-			b = append(b, '\\', `"\nrtbf`[n])
-		} else if c < 0x20 {
-			b = fmt.Appendf(b, `\u%04x`, c)
-		} else {
-			b = append(b, c)
-		}
-	}
-	return append(b, '"')
 }

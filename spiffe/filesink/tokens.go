@@ -100,8 +100,8 @@ func (s *Sink) recallTokens() {
 			continue
 		}
 		if claims, ok := jws.ReadClaims(string(data)); ok && slices.Equal(claims.Audience, []string{audience}) &&
-			now.Before(claims.Expires) {
-			*t = token{text: string(data), subject: claims.Subject, received: now, expires: claims.Expires}
+			now.Before(claims.Expires.At) {
+			*t = token{text: string(data), subject: claims.Subject, received: now, expires: claims.Expires.At}
 		}
 	}
 }
@@ -116,14 +116,14 @@ func (s *Sink) fetchToken(ctx context.Context, id, audience string) (token, erro
 	}
 	now := time.Now()
 	claims, ok := jws.ReadClaims(text)
-	got := token{text: text, subject: claims.Subject, received: now, expires: claims.Expires, asked: id,
-		due: renew.RenewAt(now, now, claims.Expires, 0.5, 0.1, rand.Float64())}
+	got := token{text: text, subject: claims.Subject, received: now, expires: claims.Expires.At, asked: id,
+		due: renew.RenewAt(now, now, claims.Expires.At, 0.5, 0.1, rand.Float64())}
 	switch {
 	case !ok || !slices.Equal(claims.Audience, []string{audience}):
 		return token{}, fmt.Errorf("the source gave a token for %.256q", claims.Audience)
-	case !now.Before(claims.Expires):
+	case !now.Before(claims.Expires.At):
 		return token{}, fmt.Errorf("the source gave a token that ended at %s; compare the clocks",
-			claims.Expires.UTC().Format(time.RFC3339))
+			claims.Expires.At.UTC().Format(time.RFC3339))
 	case !got.of(id):
 		return token{}, fmt.Errorf("the source gave a token of %.256q, and the certificate is that of %q",
 			claims.Subject, id)

@@ -8,7 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,7 +52,7 @@ type Cache struct {
 	timeout time.Duration // of an attempt
 	most    int           // entries
 
-	entries atomic.Pointer[map[entryKey]*entry] // replaced, never changed; writers hold mu
+	entries atomic.Pointer[map[string]*entry] // replaced, never changed; writers hold mu
 
 	life lifecycle.Life
 
@@ -60,16 +60,9 @@ type Cache struct {
 	loop renew.Loop[*entry]
 }
 
-// entryKey is a set of audiences: the audience itself, or all of them in order with their lengths.
-type entryKey struct {
-	n    int
-	text string
-}
-
 type entry struct {
 	renew.Entry // the Cache's mu guards it
 
-	key      entryKey
 	audience []string // sorted
 	state    atomic.Pointer[entryState]
 	asked    atomic.Int64 // the last time, in nanoseconds since 1970, give or take a second
@@ -103,7 +96,7 @@ func NewCache(source Source, logger *slog.Logger) (*Cache, error) {
 		redacted: redact.New("jwtsvid.Cache"), source: source, logger: ratelog.Patient(logger),
 		timeout: fetchTimeout, most: mostEntries,
 	}
-	c.entries.Store(new(map[entryKey]*entry))
+	c.entries.Store(&map[string]*entry{})
 	c.loop = renew.Loop[*entry]{Mu: &c.mu, Attempt: c.attempt, Slots: concurrency}
 	return c, nil
 }
@@ -150,55 +143,46 @@ func (c *Cache) Run(ctx context.Context) error {
 
 // entry returns the entry for a set of audiences, and adds one if there is none.
 func (c *Cache) entry(audience []string) (*entry, error) {
-	if len(audience) == 1 && audience[0] != "" {
-		if e := (*c.entries.Load())[entryKey{1, audience[0]}]; e != nil {
+	if len(audience) == 1 {
+		if e := (*c.entries.Load())[audience[0]]; e != nil {
 			return e, nil
 		}
 	}
 	if err := checkAudience(audience); err != nil {
 		return nil, fmt.Errorf("jwtsvid: fetch: %w", err)
 	}
-	sorted := slices.Sorted(slices.Values(audience))
-	key := entryKey{len(sorted), sorted[0]}
-	if len(sorted) > 1 {
-		key.text = ""
-		for _, a := range sorted {
-			key.text += strconv.Itoa(len(a)) + ":" + a
-		}
-		if e := (*c.entries.Load())[key]; e != nil {
-			return e, nil
-		}
+	e := &entry{audience: slices.Sorted(slices.Values(audience))}
+	if old := (*c.entries.Load())[e.key()]; old != nil {
+		return old, nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	old := *c.entries.Load()
-	if e := old[key]; e != nil {
-		return e, nil
+	if old := (*c.entries.Load())[e.key()]; old != nil {
+		return old, nil
 	}
-	m := maps.Clone(old)
-	if m == nil {
-		m = make(map[entryKey]*entry)
-	}
+	m := maps.Clone(*c.entries.Load())
 	if len(m) >= c.most {
 		c.evict(m)
 	}
-	e := &entry{key: key, audience: sorted}
 	e.state.Store(&entryState{})
 	e.asked.Store(time.Now().UnixNano())
-	m[key] = e
+	m[e.key()] = e
 	c.entries.Store(&m)
 	return e, nil
 }
 
+// key returns the audience, or all of them with a byte between them that UTF-8 does not contain.
+func (e *entry) key() string { return strings.Join(e.audience, "\xff") }
+
 // evict drops the entry whose last call is the longest ago. An attempt for it goes on, for the calls that wait.
-func (c *Cache) evict(m map[entryKey]*entry) {
+func (c *Cache) evict(m map[string]*entry) {
 	var oldest *entry
 	for _, e := range m {
 		if oldest == nil || e.asked.Load() < oldest.asked.Load() {
 			oldest = e
 		}
 	}
-	delete(m, oldest.key)
+	delete(m, oldest.key())
 	c.loop.Remove(oldest)
 }
 
@@ -248,9 +232,9 @@ func (e *entry) failed(err error) error {
 	return fmt.Errorf("jwtsvid: fetch a token for %s: %w", quote(e.audience), err)
 }
 
-// renew returns a token for one audience other than rejected, which a server has refused, or an error if another
-// token would not help.
-func (c *Cache) renew(ctx context.Context, rejected, audience string) (string, error) {
+// replace starts fetching a replacement for a token that a server has refused, unless one was fetched lately for that
+// reason. With wait it returns the replacement, or an error if another token would not help.
+func (c *Cache) replace(ctx context.Context, refused, audience string, wait bool) (string, error) {
 	e, err := c.entry([]string{audience})
 	if err != nil {
 		return "", err
@@ -258,35 +242,19 @@ func (c *Cache) renew(ctx context.Context, rejected, audience string) (string, e
 	c.mu.Lock()
 	// Held from the check until the attempt has started, or another request would give up in between.
 	defer c.mu.Unlock()
-	if e.state.Load().token == rejected && !e.Busy() && !e.force(time.Now()) {
-		return "", e.failed(fmt.Errorf(
-			"a server has refused another one in the last %v: it is not the token's fault", forcedInterval))
-	}
-	return c.wait(ctx, e, rejected)
-}
-
-// replaceRefused starts fetching a replacement for a refused token.
-func (c *Cache) replaceRefused(rejected, audience string) {
-	e, err := c.entry([]string{audience})
-	if err != nil {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if e.state.Load().token == rejected && !e.Busy() && e.force(time.Now()) {
+	if now := time.Now(); e.state.Load().token == refused && !e.Busy() {
+		if !e.forced.IsZero() && renew.Elapsed(e.forced, now) < forcedInterval {
+			return "", e.failed(fmt.Errorf(
+				"a server has refused another one in the last %v: it is not the token's fault", forcedInterval))
+		}
+		e.forced = now
+		e.used.Store(true)
 		c.loop.Start(e)
 	}
-}
-
-// force reports whether enough time has passed to fetch another token because a server has refused one. If so, it
-// records the time. The caller holds mu.
-func (e *entry) force(now time.Time) bool {
-	if !e.forced.IsZero() && renew.Elapsed(e.forced, now) < forcedInterval {
-		return false
+	if !wait {
+		return "", nil
 	}
-	e.forced = now
-	e.used.Store(true)
-	return true
+	return c.wait(ctx, e, refused)
 }
 
 // attempt fetches a token for e, unless it is unused, and plans the next attempt.
@@ -353,7 +321,7 @@ func (c *Cache) rest(e *entry) bool {
 	}
 	if !valid && !e.Removed() {
 		m := maps.Clone(*c.entries.Load())
-		delete(m, e.key)
+		delete(m, e.key())
 		c.entries.Store(&m)
 		c.loop.Remove(e)
 	}

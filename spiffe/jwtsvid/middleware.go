@@ -71,7 +71,6 @@ type MiddlewareOptions struct {
 // token or with an invalid one, 400 with more than one Authorization header, and 403 if the token is valid and the
 // policy does not allow its ID. See [MiddlewareOptions].Peer for the token of another client. If the bundle source
 // fails, the answer is 503 without that header.
-// the answer is 503 without that header.
 //
 // A request that arrives without TLS and not on a Unix socket is answered 400, with a token or without (JWT-SVID
 // section 7.3), and the token is not read: anyone on the network could copy it. See
@@ -92,22 +91,18 @@ func Middleware(
 	}
 	o := *cmp.Or(opts, &MiddlewareOptions{})
 	o.Logger = ratelog.Patient(o.Logger)
-	m := &middleware{
-		validator: v, allow: allow, terminated: o.TLSTerminated, peer: o.Peer,
-		logger: o.Logger, log: ratelog.New(o.Logger, 0),
-	}
+	m := &middleware{o, v, allow, ratelog.New(o.Logger, 0)}
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
 	}, nil
 }
 
 type middleware struct {
-	validator  *Validator
-	allow      spiffe.PolicySource
-	terminated bool // TLS, by a proxy
-	peer       func(*http.Request) (*spiffe.Peer, error)
-	logger     *slog.Logger
-	log        *ratelog.Log
+	MiddlewareOptions // with the defaults
+
+	validator *Validator
+	allow     spiffe.PolicySource
+	log       *ratelog.Log
 }
 
 func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
@@ -115,7 +110,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	var err error = &token.Error{Kind: kind, Reason: token.NoToken, Rule: "JWT-34", Err: errReadable}
 	if unclear := guard.Path(r); unclear != nil {
 		err = &token.Error{Kind: kind, Reason: "unclear path", Err: unclear}
-	} else if m.terminated || bearer.Confidential(r) {
+	} else if m.TLSTerminated || bearer.Confidential(r) {
 		proof, err = m.validator.ValidateHeader(r.Header["Authorization"])
 	}
 	if err != nil {
@@ -144,10 +139,10 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 
 // sentBy returns an error if id is not the client of the connection.
 func (m *middleware) sentBy(r *http.Request, id spiffe.ID) error {
-	if m.peer == nil {
+	if m.Peer == nil {
 		return nil
 	}
-	switch peer, err := m.peer(r); {
+	switch peer, err := m.Peer(r); {
 	case err != nil:
 		return err
 	case peer == nil:
@@ -163,7 +158,7 @@ func (m *middleware) refused(r *http.Request, id spiffe.ID, reason string, attrs
 	const message = "jwtsvid: request refused"
 	attrs = append(attrs, slog.String("remote", r.RemoteAddr))
 	m.log.LogOf(slog.LevelWarn, id.String(), message, reason, attrs...)
-	m.logger.LogAttrs(r.Context(), slog.LevelDebug, message, attrs...)
+	m.Logger.LogAttrs(r.Context(), slog.LevelDebug, message, attrs...)
 }
 
 // answer returns the status and the challenge for an error of ValidateHeader.

@@ -140,19 +140,7 @@ func checkAudience(audience []string) error {
 	return nil
 }
 
-// quote lists a few values for an error.
+// quote lists values for an error.
 func quote(values []string) string {
-	const most = 3
-	var b strings.Builder
-	for i, v := range values {
-		if i == most {
-			fmt.Fprintf(&b, " and %d more", len(values)-most)
-			break
-		}
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		fmt.Fprintf(&b, "%q", token.Clip(v, token.MaxQuoted))
-	}
-	return b.String()
+	return token.Clip(strings.Trim(fmt.Sprintf("%q", values), "[]"), 3*token.MaxQuoted)
 }

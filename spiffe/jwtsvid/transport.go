@@ -106,10 +106,10 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	body, ok := bodyAgain(r)
 	if !ok {
-		t.cache.replaceRefused(bearer, audience)
+		_, _ = t.cache.replace(r.Context(), bearer, audience, false)
 		return resp, nil
 	}
-	if bearer, err = t.cache.renew(r.Context(), bearer, audience); err != nil {
+	if bearer, err = t.cache.replace(r.Context(), bearer, audience, true); err != nil {
 		if body != nil {
 			_ = body.Close()
 		}

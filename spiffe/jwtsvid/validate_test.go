@@ -399,7 +399,7 @@ func TestErrorsAreShort(t *testing.T) {
 		assert.NotContains(t, err.Error(), `\x`, "no half characters")
 	}
 	_, err := v.Validate(es256(t, baseHeader, `{`+webSubject+`,"aud":["a","b","c","d"],"exp":1}`))
-	assert.EqualError(t, err, `jwtsvid: token of "spiffe://example.org/ns/prod/sa/web": audience: it is for "a", "b", "c" and 1 more, and this is "db"`)
+	assert.EqualError(t, err, `jwtsvid: token of "spiffe://example.org/ns/prod/sa/web": audience: it is for "a" "b" "c" "d", and this is "db"`)
 }
 
 func TestParseUnverified(t *testing.T) {

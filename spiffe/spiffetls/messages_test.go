@@ -79,9 +79,9 @@ func TestMessages(t *testing.T) {
 		want []string
 	}{
 		// Policies.
-		"a prefix with a star":       {prefix("/ns/prod/*"), []string{`drop the "/*" of "/ns/prod/*"`}},
+		"a prefix with a star":       {prefix("/ns/prod/*"), []string{"AllowPathPrefix takes no stars"}},
 		"a prefix without a slash":   {prefix("ns/prod"), []string{"the path alone, such as /ns/prod"}},
-		"a prefix with one too many": {prefix("/ns/prod/"), []string{`drop that of "/ns/prod/"`}},
+		"a prefix with one too many": {prefix("/ns/prod/"), []string{"a trailing slash is not allowed"}},
 		"a prefix that is an ID":     {prefix("spiffe://example.org/ns/prod"), []string{"the path alone, such as /ns/prod"}},
 		"an ID as a prefix, refused": {oneID.Check(spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web")),
 			[]string{`is one exact ID; write "spiffe://example.org/ns/prod/*"`}},
@@ -117,7 +117,7 @@ func TestMessages(t *testing.T) {
 		"a TCP connection":          {peerOfTCP(t, server.Listener.Addr()), []string{"*net.TCPConn", "of an Endpoint"}},
 
 		// Tests.
-		"a URL of a CA":        {caught(func() { spiffetest.NewCA(fatal{t}, "spiffe://example.org") }), []string{`give the name alone, "example.org"`}},
+		"a URL of a CA":        {caught(func() { spiffetest.NewCA(fatal{t}, "spiffe://example.org") }), []string{"give the name alone"}},
 		"a path without slash": {caught(func() { ca.SVID("web") }), []string{`"web"`, "begins with a slash"}},
 		"an ID for a path":     {caught(func() { ca.SVID("spiffe://example.org/web") }), []string{"begins with a slash", "puts after its trust domain"}},
 		"an unknown fault":     {caught(func() { ca.Broken("expired") }), []string{`"expired"`, "Expired"}},

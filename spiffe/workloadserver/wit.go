@@ -165,14 +165,14 @@ func (s *witStream) issue(ctx context.Context, l label, now time.Time) (*heldWIT
 		return nil, failure("issuer", fmt.Errorf("what is for %q is not a WIT-SVID", l.id))
 	case claims.Subject != l.id.String():
 		return nil, failure("issuer", fmt.Errorf("the WIT-SVID for %q is of another ID", l.id))
-	case !now.Before(claims.Expires):
+	case !now.Before(claims.Expires.At):
 		return nil, failure("issuer", fmt.Errorf("the WIT-SVID for %q has expired", l.id))
 	}
 	key, err := privateJWK(signer)
 	if err != nil {
 		return nil, failure("issuer", fmt.Errorf("the key for %q: %w", l.id, err))
 	}
-	exp := claims.Expires
+	exp := claims.Expires.At
 	return &heldWIT{
 		m:      workloadwire.SVID{ID: l.id.String(), Hint: l.hint, Parts: [3][]byte{[]byte(token), []byte(key)}},
 		issued: now,

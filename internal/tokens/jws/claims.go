@@ -1,72 +1,104 @@
 package jws
 
 import (
+	"math"
+	"strconv"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
-// Claims are some claims of a token, unverified. A claim that is missing or has another form is zero.
+// Claims are the claims of a token that this library reads, unverified.
 type Claims struct {
-	Expires  time.Time // "exp"
-	Audience []string  // "aud"
-	Issuer   string    // "iss"
-	Subject  string    // "sub"
-	Bound    bool      // there is a "cnf"
+	Subject, Issuer    string   // "sub" and "iss"; empty if they are not strings
+	HasSubject         bool     // "sub" is a string
+	Audience           []string // "aud", a string or an array
+	HasAudience        bool
+	AudienceOK         bool // "aud" is a string or an array of strings
+	Expires, NotBefore Date
+	Bound              bool         // "cnf" is present
+	Confirmation       Confirmation // shares memory with the payload
 }
 
-// ReadClaims reads a token that is a JWT in its strict form, and reports false for any other text.
+// ReadClaims reads a token that is a JWT in its strict form, and reports false for any other text. An "aud" of another
+// form counts as absent.
 func ReadClaims(token string) (Claims, bool) {
 	t, err := Parse(token)
 	if err != nil {
 		return Claims{}, false
 	}
-	var c Claims
-	r := strictjson.NewReader(t.Payload)
-	if r.Kind() != strictjson.Object {
-		return Claims{}, false
+	c, err := ParseClaims(t.Payload)
+	if !c.AudienceOK {
+		c.Audience = nil
 	}
-	for name := range r.Members() {
-		switch string(name) {
-		case "exp":
-			if n, ok := r.Number(); ok {
-				c.Expires = NumericDate(string(n))
-			}
-		case "aud":
-			c.Audience = readAudience(r)
-		case "iss":
-			text, _ := r.Text()
-			c.Issuer = string(text)
-		case "sub":
-			text, _ := r.Text()
-			c.Subject = string(text)
-		case "cnf":
-			c.Bound = true
-		}
-	}
-	if r.End() != nil {
-		return Claims{}, false
-	}
-	return c, true
+	return c, err == nil
 }
 
-// readAudience reads a text or an array of texts.
-func readAudience(r *strictjson.Reader) []string {
-	switch r.Kind() {
-	case strictjson.String:
-		text, _ := r.Text()
-		return []string{string(text)}
-	case strictjson.Array:
-		var all []string
-		good := true
-		for range r.Elements() {
-			text, ok := r.Text()
-			good = good && ok
-			all = append(all, string(text))
+// ParseClaims reads the payload of a token. The error is a [*strictjson.Error].
+func ParseClaims(payload []byte) (Claims, error) {
+	var c Claims
+	err := strictjson.ReadObject(payload, func(name string, r *strictjson.Reader) {
+		var text []byte
+		switch name {
+		case "sub":
+			text, c.HasSubject = r.Text()
+			c.Subject = string(text)
+		case "iss":
+			text, _ = r.Text()
+			c.Issuer = string(text)
+		case "aud":
+			c.readAudience(r)
+		case "exp":
+			c.Expires = ReadDate(r)
+		case "nbf":
+			c.NotBefore = ReadDate(r)
+		case "cnf":
+			c.Bound = true
+			c.Confirmation.Read(r)
 		}
-		if good {
-			return all
-		}
+	})
+	if err != nil {
+		return Claims{}, err
 	}
-	return nil
+	return c, nil
+}
+
+func (c *Claims) readAudience(r *strictjson.Reader) {
+	c.HasAudience, c.AudienceOK = true, r.Kind() == strictjson.Array
+	if text, ok := r.Text(); ok {
+		c.Audience, c.AudienceOK = []string{string(text)}, true
+	}
+	for range r.Elements() {
+		text, ok := r.Text()
+		c.AudienceOK = c.AudienceOK && ok
+		c.Audience = append(c.Audience, string(text))
+	}
+}
+
+// Date is a NumericDate (RFC 7519 section 2).
+type Date struct {
+	At              time.Time // the zero time if it is missing or not a number
+	Present, Number bool
+}
+
+// ReadDate reads a date.
+func ReadDate(r *strictjson.Reader) Date {
+	text, ok := r.Number()
+	if !ok {
+		return Date{Present: true}
+	}
+	return Date{NumericDate(string(text)), true, true}
+}
+
+// NumericDate returns the time for a JSON number: seconds since 1970, possibly with a fraction (RFC 7519 section 2).
+// Integers are exact. A time before the year 1 or after the year 9999 becomes the first or last second of that range,
+// because package time cannot compute beyond it. The time is in UTC.
+func NumericDate(number string) time.Time {
+	const first, last = -62135596800, 253402300799
+	if n, err := strconv.ParseInt(number, 10, 64); err == nil {
+		return time.Unix(min(max(n, first), last), 0).UTC()
+	}
+	f, _ := strconv.ParseFloat(number, 64) // infinite if it is out of range
+	sec, frac := math.Modf(min(max(f, first), last))
+	return time.Unix(int64(sec), int64(frac*1e9)).UTC()
 }

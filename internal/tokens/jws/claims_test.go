@@ -17,7 +17,7 @@ func token(payload string) string {
 
 func expiry(token string) time.Time {
 	c, _ := jws.ReadClaims(token)
-	return c.Expires
+	return c.Expires.At
 }
 
 func FuzzExpiry(f *testing.F) {
@@ -54,11 +54,11 @@ func TestExpiry(t *testing.T) {
 func TestReadClaims(t *testing.T) {
 	t.Parallel()
 	for payload, want := range map[string]jws.Claims{
-		`{"aud":"a","iss":"i"}`:  {Audience: []string{"a"}, Issuer: "i"},
-		`{"aud":["a","b"]}`:      {Audience: []string{"a", "b"}},
-		`{"aud":["a",1]}`:        {},
-		`{"aud":{"a":"b"}}`:      {},
-		`{"iss":["i"],"aud":[]}`: {},
+		`{"aud":"a","iss":"i"}`:       {Audience: []string{"a"}, HasAudience: true, AudienceOK: true, Issuer: "i"},
+		`{"aud":["a","b"],"sub":"s"}`: {Audience: []string{"a", "b"}, HasAudience: true, AudienceOK: true, Subject: "s", HasSubject: true},
+		`{"aud":["a",1],"sub":1}`:     {HasAudience: true},
+		`{"aud":{"a":"b"}}`:           {HasAudience: true},
+		`{"iss":["i"],"aud":[]}`:      {HasAudience: true, AudienceOK: true},
 	} {
 		got, ok := jws.ReadClaims(token(payload))
 		assert.True(t, ok, payload)

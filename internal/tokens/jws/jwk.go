@@ -9,6 +9,7 @@ import (
 	"crypto/rsa"
 	"encoding/base64"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"iter"
 	"math/big"
@@ -185,10 +186,10 @@ func AppendJWK(b []byte, use, alg, keyID string, key crypto.PublicKey) ([]byte, 
 	if alg != "" {
 		b = append(append(append(b, `"alg":"`...), alg...), `",`...)
 	}
-	b = append(b, `"kid":`...)
-	b = append(strictjson.AppendText(b, keyID), ',')
+	kid, err := json.Marshal(keyID)
+	b = append(append(append(b, `"kid":`...), kid...), ',')
 	b, ok := AppendKey(b, key)
-	return append(b, '}'), ok
+	return append(b, '}'), ok && err == nil
 }
 
 // MarshalSet returns a JWK Set of keys by their key IDs. With openID, for an issuer of OpenID Connect, each key has

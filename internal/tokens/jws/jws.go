@@ -6,13 +6,8 @@
 package jws
 
 import (
-	"bytes"
-	"cmp"
-	"encoding/base64"
 	"fmt"
-	"math"
-	"strconv"
-	"time"
+	"strings"
 
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
@@ -51,28 +46,16 @@ func Parse(token string) (*Token, error) {
 	if len(token) > MaxSize {
 		return nil, &Error{Size, fmt.Sprintf("longer than %d bytes", MaxSize)}
 	}
-	data := []byte(token)
-	if n := bytes.Count(data, []byte{'.'}); n != 2 {
+	if n := strings.Count(token, "."); n != 2 {
 		return nil, &Error{Shape, fmt.Sprintf("%d parts, not three", n+1)}
 	}
-	dot, end := bytes.IndexByte(data, '.'), bytes.LastIndexByte(data, '.')
-	t := &Token{Signed: data[:end:end]}
-	decoded := make([]byte, len(data)) // space for all three parts
-	for _, part := range []struct {
-		name string
-		text []byte
-		to   *[]byte
-	}{
-		{"header", data[:dot], &t.Header},
-		{"payload", data[dot+1 : end], &t.Payload},
-		{"signature", data[end+1:], &t.Signature},
-	} {
-		n := base64.RawURLEncoding.DecodedLen(len(part.text))
-		*part.to = decoded[:n:n]
-		decoded = decoded[n:]
-		if !decodeURL(*part.to, part.text) {
-			return nil, &Error{Encoding, "the " + part.name + " is not canonical base64url: " +
-				"no padding, no line breaks, no stray bits"}
+	t := &Token{Signed: []byte(token[:strings.LastIndexByte(token, '.')])}
+	parts := []*[]byte{&t.Header, &t.Payload, &t.Signature}
+	for i, text := range strings.Split(token, ".") {
+		var err error
+		if *parts[i], err = strictURL.DecodeString(text); err != nil || strings.ContainsAny(text, "\r\n") {
+			return nil, &Error{Encoding, "the " + []string{"header", "payload", "signature"}[i] +
+				" is not canonical base64url: no padding, no line breaks, no stray bits"}
 		}
 	}
 	return t, nil
@@ -91,59 +74,37 @@ type Header struct {
 // ParseHeader reads a header. The error is an [*Error].
 func ParseHeader(data []byte) (Header, error) {
 	var h Header
-	var alg, text []byte
-	var ok bool
-	r := strictjson.NewReader(data)
-	object := r.Kind() == strictjson.Object
-	if !object {
-		r.Skip()
-	}
-	for name := range r.Members() {
-		switch string(name) {
+	var alg []byte
+	err := strictjson.ReadObject(data, func(name string, r *strictjson.Reader) {
+		var text []byte
+		ok := true
+		switch name {
 		case "alg":
 			alg, _ = r.Text()
 		case "kid":
 			text, ok = r.Text()
 			h.KeyID, h.HasKeyID = string(text), true
-			if !ok {
-				h.NotText = "kid"
-			}
 		case "typ":
 			text, ok = r.Text()
 			h.Type, h.HasType = string(text), true
-			if !ok {
-				h.NotText = cmp.Or(h.NotText, "typ")
-			}
 		case "iss":
 			text, _ = r.Text()
 			h.Issuer = string(text)
-			h.Extra = append(h.Extra, "iss")
+			h.Extra = append(h.Extra, name)
 		default:
-			h.Extra = append(h.Extra, string(name))
+			h.Extra = append(h.Extra, name)
 		}
+		if !ok && h.NotText != "kid" {
+			h.NotText = name
+		}
+	})
+	if err != nil {
+		return Header{}, &Error{Malformed, "the header is not a strict JSON object: " + err.Error()}
 	}
-	switch err := r.End(); {
-	case err != nil:
-		return Header{}, &Error{Malformed, "the header is not strict JSON: " + err.Error()}
-	case !object:
-		return Header{}, &Error{Malformed, "the header is not a JSON object"}
-	}
+	var ok bool
 	if h.Algorithm, ok = ParseAlgorithm(string(alg)); !ok {
 		const reason = `the header's "alg" is missing or none of ES, RS and PS with 256, 384 and 512`
 		return Header{}, &Error{Forbidden, reason}
 	}
 	return h, nil
-}
-
-// NumericDate returns the time for a JSON number: seconds since 1970, possibly with a fraction (RFC 7519 section 2).
-// Integers are exact. A time before the year 1 or after the year 9999 becomes the first or last second of that range,
-// because package time cannot compute beyond it. The time is in UTC.
-func NumericDate(number string) time.Time {
-	const first, last = -62135596800, 253402300799
-	if n, err := strconv.ParseInt(number, 10, 64); err == nil {
-		return time.Unix(min(max(n, first), last), 0).UTC()
-	}
-	f, _ := strconv.ParseFloat(number, 64) // infinite if it is out of range
-	sec, frac := math.Modf(min(max(f, first), last))
-	return time.Unix(int64(sec), int64(frac*1e9)).UTC()
 }

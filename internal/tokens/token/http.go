@@ -30,8 +30,8 @@ func BaseTransport(socket string) *http.Transport {
 
 // CloneRequest returns a copy of r whose header can be changed.
 func CloneRequest(r *http.Request) *http.Request {
-	c := r.WithContext(r.Context())
-	if c.Header = r.Header.Clone(); c.Header == nil {
+	c := r.Clone(r.Context())
+	if c.Header == nil {
 		c.Header = make(http.Header)
 	}
 	return c

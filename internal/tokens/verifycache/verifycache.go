@@ -6,7 +6,6 @@ package verifycache
 
 import (
 	"hash/maphash"
-	"iter"
 	"math"
 	"sync/atomic"
 )
@@ -81,19 +80,4 @@ func (t *Table[K, V]) Keep(key K, value V, worth func(old V) int64) {
 		}
 	}
 	set[at].Store(&entry[K, V]{key, value})
-}
-
-// All loops over the values.
-func (t *Table[K, V]) All() iter.Seq[V] {
-	return func(yield func(V) bool) {
-		places := t.places.Load()
-		if places == nil {
-			return
-		}
-		for i := range *places {
-			if e := (*places)[i].Load(); e != nil && !yield(e.value) {
-				return
-			}
-		}
-	}
 }

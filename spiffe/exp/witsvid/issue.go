@@ -7,7 +7,6 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -99,18 +98,11 @@ func (i *Issuer) Issue(id spiffe.ID, workload crypto.PublicKey) (string, error) 
 		}
 		alg, _ := jws.DefaultAlgorithm(workload)
 		return json.Marshal(map[string]any{
-			"sub": id.String(), "exp": exp, "iat": iat, "jti": random(),
+			"sub": id.String(), "exp": exp, "iat": iat, "jti": rand.Text(),
 			"cnf": map[string]any{"jwk": jose.JSONWebKey{Key: workload, Algorithm: alg.String()}},
 		})
 	}, func(text string) (*token.Signed, *token.Error) {
 		_, s, e := parseToken(text)
 		return s, e
 	})
-}
-
-// random returns 128 random bits in base64url.
-func random() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return base64.RawURLEncoding.EncodeToString(b[:])
 }

@@ -86,8 +86,7 @@ func (m *middleware) report(r *http.Request, reason string, err *token.Error) {
 	const message = "witsvid: request refused"
 	attrs := []slog.Attr{slog.Any("err", err), slog.String("remote", r.RemoteAddr)}
 	if m.Logger.Enabled(r.Context(), slog.LevelDebug) {
-		m.Logger.LogAttrs(r.Context(), slog.LevelInfo, message,
-			append([]slog.Attr{slog.String("reason", reason)}, attrs...)...)
+		m.Logger.LogAttrs(r.Context(), slog.LevelInfo, message, append(attrs, slog.String("reason", reason))...)
 		return
 	}
 	var name string

@@ -1,6 +1,7 @@
 package witsvid
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -74,8 +75,8 @@ func (p *Prover) check() error {
 // fields Workload-Identity-Token and Workload-Proof-Token, which [NewTransport] sets. Send both over TLS or another
 // secure channel, once.
 //
-// The proof lasts one minute, or until its token expires. It has "aud", "exp", a random "jti" of 128 bits, "wth" and, for the tokens of the call, "ath",
-// "tth" and "oth".
+// The proof lasts one minute, or until its token expires. It has "aud", "exp", a random "jti" of 128 bits, "wth"
+// and, for the tokens of the call, "ath", "tth" and "oth".
 func (p *Prover) Prove(c Call) (token, proof string, err error) {
 	if err = p.check(); err == nil {
 		token, proof, err = p.prove(c)
@@ -120,7 +121,7 @@ func (p *Prover) prove(c Call) (text, proof string, err error) {
 	claims := proofPayload{
 		Aud: c.Target,
 		Exp: min(at.Unix()+int64(proofLifetime/time.Second), s.notAfter.Unix()),
-		JTI: random(), WTH: hash(text), Oth: map[string]string{},
+		JTI: rand.Text(), WTH: hash(text), Oth: map[string]string{},
 	}
 	if c.AccessToken != "" {
 		claims.ATH = hash(c.AccessToken)

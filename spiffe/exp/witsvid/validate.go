@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -52,10 +53,11 @@ type Validator struct {
 // the trust domain that the token's own ID names. It accepts the holders that the policy allows at that moment. A
 // policy that can allow no peer is an error; see [spiffe.CheckPolicySource]. The options may be nil.
 //
-// The Validator remembers up to 1,000 verified tokens of at most 4 KiB, so that their signature is not checked again;
-// the signature of each proof is. It asks the source for each token, remembered or not, so that a removed key is
-// distrusted at once. A remembered token counts only while the source returns the same *spiffe.Bundle, so a source should not make a new
-// one for each call. Bundles have WIT keys only if [spiffe.ParseBundleWIT] read them or [spiffe.NewBundle] got them.
+// The Validator remembers up to 1,000 verified tokens of at most 4 KiB, so that their signature is not checked
+// again; the signature of each proof is. It asks the source for each token, remembered or not, so that a removed
+// key is distrusted at once. A remembered token counts only while the source returns the same *spiffe.Bundle, so a
+// source should not make a new one for each call. Bundles have WIT keys only if [spiffe.ParseBundleWIT] read them
+// or [spiffe.NewBundle] got them.
 func NewValidator(bundles spiffe.BundleSource, allow spiffe.PolicySource, opts *ValidatorOptions) (*Validator, error) {
 	o := *cmp.Or(opts, &ValidatorOptions{})
 	proofs := cmp.Or(o.Proofs, defaultProofs)
@@ -258,7 +260,7 @@ type proofClaims struct {
 	aud      string
 	texts    map[string]string // "jti", "wth", "ath" and "tth", if they are there
 	oth      map[string]string
-	exp, nbf token.Date
+	exp, nbf jws.Date
 	bad      string // the first claim that is of the wrong type
 }
 
@@ -309,9 +311,9 @@ func (p *proofClaims) read(name string, r *strictjson.Reader) {
 	case "jti", "wth", "ath", "tth":
 		p.texts[name] = p.text(name, r)
 	case "exp":
-		p.exp = token.ReadDate(r)
+		p.exp = jws.ReadDate(r)
 	case "nbf":
-		p.nbf = token.ReadDate(r)
+		p.nbf = jws.ReadDate(r)
 	case "oth":
 		p.check(name, r.Kind() == strictjson.Object)
 		p.oth = map[string]string{}
