@@ -127,7 +127,7 @@
 // internal/files/store, sets of files that belong together are written by internal/files/fileset, sources start and
 // stop by internal/lifecycle, metrics are written by internal/metrics, tokens share internal/tokens/token, and Unix
 // sockets are served by spiffe/unixsocket. What clients hold is bounded by internal/limit, what they can cause at
-// will is logged by internal/ratelog, and folders and files that other users must not change are opened by
+// will is logged by internal/ratelog, and directories and files that other users must not change are opened by
 // internal/files/private. A package that needs a second one extends the first.
 //
 // # Dependencies

@@ -100,7 +100,7 @@ func writePair(t testing.TB, dir string, chain []*x509.Certificate, key crypto.S
 	writeFile(t, filepath.Join(dir, "cert-chain.pem"), pki.MarshalCertificatesPEM(chain...))
 }
 
-// in returns the options for files in a folder, like that of PROV_CERT.
+// in returns the options for files in a directory, like that of PROV_CERT.
 func in(dir string) caclient.TLSOptions {
 	return caclient.TLSOptions{
 		RootsFile: filepath.Join(dir, "root-cert.pem"), ServerName: "ca.test",
@@ -108,7 +108,7 @@ func in(dir string) caclient.TLSOptions {
 	}
 }
 
-// folder returns one with the root of host.
+// directory returns one with the root of host.
 func folder(t testing.TB, host *spiffetest.CA) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -372,7 +372,7 @@ func readKeyCertPEM(fsys fs.FS, key crypto.Signer) (*keyCertPEM, error) {
 		r.missing = append(r.missing, strings.Join(set.roots, " or "))
 	}
 	if r.failed == nil && len(r.missing) > 0 {
-		r.failed = fmt.Errorf("the folder has some files of a CA, but not %s", strings.Join(r.missing, ", "))
+		r.failed = fmt.Errorf("the directory has some files of a CA, but not %s", strings.Join(r.missing, ", "))
 	}
 	return p, r.failed
 }

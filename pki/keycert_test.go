@@ -475,7 +475,7 @@ func TestReadKeyCertBundle(t *testing.T) {
 		want string
 		also error
 	}{
-		"an empty folder":            {fstest.MapFS{}, "no file of a CA", fs.ErrNotExist},
+		"an empty directory":         {fstest.MapFS{}, "no file of a CA", fs.ErrNotExist},
 		"other files":                {fstest.MapFS{"cert.pem": file(cert), "ca.crt": file(roots), "ca-crl.pem": file(crl), "istio-generated": file(nil)}, "no file of a CA", fs.ErrNotExist},
 		"no ca-cert.pem":             {minus(istio, "ca-cert.pem"), "but not ca-cert.pem", nil},
 		"no ca-key.pem":              {minus(istio, "ca-key.pem"), "but not ca-key.pem", nil},
@@ -497,7 +497,7 @@ func TestReadKeyCertBundle(t *testing.T) {
 		"another key":                {plus(istio, "ca-key.pem", root.keyPEM(t)), "does not belong", pki.ErrKeyMismatch},
 		"a file of 1 MiB and a byte": {plus(istio, "root-cert.pem", make([]byte, 1<<20+1)), "root-cert.pem has more than 1048576 bytes", spiffe.ErrTooLarge},
 		"a CRL of 1 MiB and a byte":  {plus(istio, "ca-crl.pem", make([]byte, 1<<20+1)), "ca-crl.pem has more than 1048576 bytes", spiffe.ErrTooLarge},
-		"a folder":                   {plus(minus(istio, "ca-key.pem"), "ca-key.pem/x", nil), "ca-key.pem is not a regular file", nil},
+		"a directory":                {plus(minus(istio, "ca-key.pem"), "ca-key.pem/x", nil), "ca-key.pem is not a regular file", nil},
 		"a pipe":                     {withMode(istio, "ca-key.pem", fs.ModeNamedPipe), "ca-key.pem is not a regular file", nil},
 		"a device":                   {withMode(istio, "ca-crl.pem", fs.ModeDevice), "ca-crl.pem is not a regular file", nil},
 		"no permission":              {failing{istio, "ca-key.pem", fs.ErrPermission}, "permission denied", fs.ErrPermission},
@@ -508,7 +508,7 @@ func TestReadKeyCertBundle(t *testing.T) {
 		require.ErrorContains(t, err, tc.want, name)
 		require.Nil(t, b, name)
 		assert.Equal(t, 1, strings.Count(err.Error(), "pki:"), "%s: %v", name, err)
-		assert.Equal(t, tc.also == fs.ErrNotExist, errors.Is(err, fs.ErrNotExist), "%s: only an empty folder may look like one: %v", name, err)
+		assert.Equal(t, tc.also == fs.ErrNotExist, errors.Is(err, fs.ErrNotExist), "%s: only an empty directory may look like one: %v", name, err)
 		if tc.also != nil {
 			assert.ErrorIs(t, err, tc.also, name)
 		}

@@ -136,7 +136,7 @@ func withPair(t testing.TB, name string) (mint, *fakeSource, *pki.Secret) {
 	return m, src, s
 }
 
-// socketDir is short enough for a socket, which the folders of t.TempDir are not.
+// socketDir is short enough for a socket, which the directories of t.TempDir are not.
 func socketDir(t testing.TB) string {
 	t.Helper()
 	dir := must.Get(os.MkdirTemp("", "sds"))(t)

@@ -371,7 +371,7 @@ func TestSignerRefuses(t *testing.T) {
 		dir, key string
 		life     time.Duration
 	}{
-		"no folder":      {},
+		"no directory":   {},
 		"a secret name":  {"/keys", "../x", 0},
 		"a hidden one":   {"/keys", ".x", 0},
 		"a long life":    {"/keys", "", 16 * time.Minute},

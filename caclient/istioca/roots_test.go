@@ -502,7 +502,7 @@ func TestIntermediateLast(t *testing.T) {
 	}
 }
 
-// machine is a virtual machine with a folder that is both PROV_CERT and OUTPUT_CERTS, and a token beside it.
+// machine is a virtual machine with a directory that is both PROV_CERT and OUTPUT_CERTS, and a token beside it.
 type machine struct {
 	dir, token string
 	url        string

@@ -42,7 +42,7 @@ func development(cfg istioagent.Config, environ []string) (istioagent.Config, er
 	}
 	secret, notSecret := os.ReadFile(filepath.Join(dir, "token-secret"))
 	if err := errors.Join(err, notSecret); err != nil {
-		return cfg, fmt.Errorf("%s: %w; it is the folder that examples/ca prints in development mode",
+		return cfg, fmt.Errorf("%s: %w; it is the directory that examples/ca prints in development mode",
 			developmentFolder, err)
 	}
 	var variables []string

@@ -56,18 +56,18 @@ func run(ctx context.Context, args, environ []string, out, errOut io.Writer) (er
 	flags := flag.NewFlagSet("agent", flag.ContinueOnError)
 	flags.StringVar(&o.admin, "admin", "127.0.0.1:15020",
 		"`address` of the status page, health and metrics; empty: none")
-	flags.StringVar(&o.root, "root", "", "`folder` to which relative paths are relative, those of the variables "+
-		"too (default: the working folder)")
-	flags.Func("allow-files", "`file or folder` that Envoy may name as file-cert: and file-root:, beside those "+
+	flags.StringVar(&o.root, "root", "", "`directory` to which relative paths are relative, those of the variables "+
+		"too (default: the working directory)")
+	flags.Func("allow-files", "`file or directory` that Envoy may name as file-cert: and file-root:, beside those "+
 		"that it may anyway; may be repeated", func(name string) error {
 		if name == "" {
-			return errors.New("a file or a folder is needed")
+			return errors.New("a file or a directory is needed")
 		}
 		o.allowFiles = append(o.allowFiles, name)
 		return nil
 	})
 	flags.BoolVar(&o.bootstrap, "bootstrap", false, "write a configuration for an Envoy to standard output, and end")
-	flags.BoolVar(&o.demo, "demo", false, "run a CA, two agents and two workloads in a temporary folder, without "+
+	flags.BoolVar(&o.demo, "demo", false, "run a CA, two agents and two workloads in a temporary directory, without "+
 		"the environment")
 	o.Register(flags)
 	(&program.Manifest{Text: manifest}).Register(flags)

@@ -176,7 +176,7 @@ func TestQuitDemo(t *testing.T) {
 	}
 }
 
-// beside returns a folder with the workload socket of another program, which serves until the end of the test.
+// beside returns a directory with the workload socket of another program, which serves until the end of the test.
 func beside(t *testing.T) (root, socket string) {
 	t.Helper()
 	root, err := os.MkdirTemp("", "agent") // t.TempDir is too long for a Unix socket

@@ -21,7 +21,7 @@ var variables = []settings.Variable{
 	program.Var("CERT_FILE", "", "certificate of the node with its intermediates, in PEM; required", here, nil),
 	program.Var("KEY_FILE", "", "key of the node, in PEM; required", here, nil),
 	program.Var("KUBELET_ENDPOINT", "https://127.0.0.1:10250", "URL of the kubelet's API", here, program.IsAPI),
-	program.Var("VOLUMES_DIR", "/var/athenz/volumes", "folder with a folder for each volume", here, nil),
+	program.Var("VOLUMES_DIR", "/var/athenz/volumes", "directory with a directory for each volume", here, nil),
 	program.Var("AGENT_SOCKET", "/var/athenz/agent/agent.sock", "Unix socket that is mounted into pods", here,
 		program.IsAbsolute),
 	program.HealthAddr,

@@ -23,7 +23,7 @@ var variables = []settings.Variable{
 		"PROVIDER_SERVICE; required without SERVICE_KEY_DIR", here, nil),
 	program.Var("KEY_FILE", "", "its key, in PEM; required without SERVICE_KEY_DIR", here, nil),
 	program.Var(
-		"SERVICE_KEY_DIR", "", "folder with service.key, the key that PROVIDER_SERVICE has registered at Athenz, "+
+		"SERVICE_KEY_DIR", "", "directory with service.key, the key that PROVIDER_SERVICE has registered at Athenz, "+
 			"in PEM, and service.version, its ID, "+
 			"such as /var/tls/athenz/private: the certificate is obtained from ZTS with it, and renewed, in the "+
 			"place of CERT_FILE and KEY_FILE", athenzs, nil,
@@ -49,8 +49,8 @@ var variables = []settings.Variable{
 			"not set: each replica remembers that by itself", here, program.IsObject,
 	),
 	program.Var("PRIVATE_KEY_DIR", "/var/keys/private",
-		"folder of the private keys, in PEM, one file for each version: SECRET_NAME.v1 and so on", here, nil),
-	program.Var("PUBLIC_KEY_DIR", "/var/keys/public", "folder of the public keys, likewise", here, nil),
+		"directory of the private keys, in PEM, one file for each version: SECRET_NAME.v1 and so on", here, nil),
+	program.Var("PUBLIC_KEY_DIR", "/var/keys/public", "directory of the public keys, likewise", here, nil),
 	program.Var("SECRET_NAME", "athenz-init-secret", "name of the key", here, program.IsDNSName),
 	program.Var("TOKEN_EXPIRY", "5m", "lifetime of a document, at most 15m", athenzs, isExpiry),
 	program.HealthAddr,

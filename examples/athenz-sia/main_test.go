@@ -43,7 +43,7 @@ func TestRefuses(t *testing.T) {
 		{[]string{"MODE=loop"}, []string{"MODE", "init, refresh"}},
 		{[]string{"ENDPOINT=/agent.sock"}, []string{"ENDPOINT", "unix:///"}},
 		{[]string{"ENDPOINT=tcp://127.0.0.1:1"}, []string{"ENDPOINT"}},
-		{[]string{"KEY_FILE=/elsewhere/service.key"}, []string{"KEY_FILE", "one folder"}},
+		{[]string{"KEY_FILE=/elsewhere/service.key"}, []string{"KEY_FILE", "one directory"}},
 		{[]string{"REFRESH_INTERVAL=59s"}, []string{"REFRESH_INTERVAL", "a minute"}},
 		{[]string{"REFRESH_INTERVAL=hourly"}, []string{"REFRESH_INTERVAL"}},
 	} {
@@ -88,7 +88,7 @@ func TestStop(t *testing.T) {
 	require.Error(t, ctx.Err())
 }
 
-// A folder that this user may not write to can never have an identity: the start ends, and says what helps.
+// A directory that this user may not write to can never have an identity: the start ends, and says what helps.
 func TestClosedFolder(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"init", "refresh"} {

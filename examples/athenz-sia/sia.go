@@ -36,7 +36,7 @@ func serve(ctx context.Context, v program.Settings, out io.Writer, log *slog.Log
 	}
 	if err != nil {
 		return program.UsageError{Err: v.Reject("KEY_FILE",
-			fmt.Errorf("%w; set KEY_FILE, CERT_FILE and CA_CERT_FILE to three paths in one folder", err))}
+			fmt.Errorf("%w; set KEY_FILE, CERT_FILE and CA_CERT_FILE to three paths in one directory", err))}
 	}
 	if v.Text("MODE") == "init" {
 		if i, err := s.Identity(); err == nil {

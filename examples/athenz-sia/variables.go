@@ -17,7 +17,7 @@ var variables = []settings.Variable{
 		program.OneOf("init", "refresh")),
 	program.Var("ENDPOINT", "unix:///identity/connect/agent.sock", "socket of the node's agent", athenzs, isUnix),
 	program.Var("ID_FILE", "/identity/id", "file with the handle of the pod's volume", here, nil),
-	program.Var("KEY_FILE", "/tls/service.key", "gets the key; in the folder of CERT_FILE and CA_CERT_FILE", athenzs,
+	program.Var("KEY_FILE", "/tls/service.key", "gets the key; in the directory of CERT_FILE and CA_CERT_FILE", athenzs,
 		nil),
 	program.Var("CERT_FILE", "/tls/service.cert", "gets the certificate", athenzs, nil),
 	program.Var("CA_CERT_FILE", "/tls/cacert.pem", "gets the CA certificates", athenzs, nil),

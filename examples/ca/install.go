@@ -55,7 +55,7 @@ func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time
 			scheme)
 	}
 	if dir == "" {
-		return program.Misused("-install: -anchor-dir names the folder for the trust anchor and its key, which the " +
+		return program.Misused("-install: -anchor-dir names the directory for the trust anchor and its key, which the " +
 			"next issuer needs")
 	}
 	issuerName, err := mesh.Issuer()
@@ -77,7 +77,7 @@ func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time
 	end := now.Add(life)
 	if last := anchor.Certificate().NotAfter; end.After(last) {
 		return fmt.Errorf("-issuer-ttl: the trust anchor in %s ends at %s, before an issuer of %v would: make it "+
-			"shorter, or begin with another folder",
+			"shorter, or begin with another directory",
 			dir, last.Format(time.RFC3339), life)
 	}
 	key, err := pki.NewKey(pki.ECDSAP256)
@@ -185,7 +185,7 @@ func openAnchor(dir string, td spiffe.TrustDomain, now time.Time) (*pki.Issuer, 
 	case noCert && noKey:
 		return makeAnchor(root, td, now)
 	case noCert || noKey:
-		return nil, fmt.Errorf("%s has one of %s and %s: put the other one back, or begin with another folder", dir,
+		return nil, fmt.Errorf("%s has one of %s and %s: put the other one back, or begin with another directory", dir,
 			anchorCert, anchorKey)
 	case errCert != nil || errKey != nil:
 		return nil, errors.Join(errCert, errKey)
@@ -203,7 +203,7 @@ func openAnchor(dir string, td spiffe.TrustDomain, now time.Time) (*pki.Issuer, 
 	case err != nil:
 		return nil, err
 	case now.After(certs[0].NotAfter):
-		return nil, fmt.Errorf("the trust anchor in %s ended at %s: begin with another folder", dir,
+		return nil, fmt.Errorf("the trust anchor in %s ended at %s: begin with another directory", dir,
 			certs[0].NotAfter.Format(time.RFC3339))
 	}
 	if id, err := spiffe.IDFromCertificate(certs[0]); err != nil || id != td.ID() {

@@ -244,7 +244,7 @@ func TestInstallRefuses(t *testing.T) {
 	}
 }
 
-// A folder or a key of another user is refused.
+// A directory or a key of another user is refused.
 func TestInstallForeign(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -385,7 +385,7 @@ func TestIssuerOfTheMesh(t *testing.T) {
 	}
 }
 
-// deployment returns the arguments and variables of the CA's container in a text of YAML, for ports of this machine and a folder for the state.
+// deployment returns the arguments and variables of the CA's container in a text of YAML, for ports of this machine and a directory for the state.
 func deployment(t testing.TB, text, api, state string) (args []string, vars env) {
 	t.Helper()
 	for d := yaml.NewDecoder(strings.NewReader(text)); ; {

@@ -54,7 +54,7 @@
 // -default-ttl at most each time. -renew-by-certificate=720h ends that 720 hours after the last token, and
 // -renew-by-certificate=off forbids it; without the flag there is no end, as with Istio.
 //
-// A backup is a copy of the store: of the folder -state-dir/ca, or of the Secret. It holds the private keys. To
+// A backup is a copy of the store: of the directory -state-dir/ca, or of the Secret. It holds the private keys. To
 // restore it, stop all replicas, put it back, and start them.
 //
 // The audit log gets a line for each signature before it leaves, by the server or by a command, and for each change
@@ -232,7 +232,7 @@ func parse(args []string, getenv func(string) string, out io.Writer) (o *options
 		"linkerd.io/tls or design. Or kubernetes: the objects of this CA in a cluster")
 	o.manifest.RegisterWith(fs)
 	fs.StringVar(&o.anchorDir, "anchor-dir", "",
-		"`folder` of the trust anchor for -install, which is made if the folder is empty")
+		"`directory` of the trust anchor for -install, which is made if the directory is empty")
 	fs.DurationVar(&o.issuerTTL, "issuer-ttl", 365*24*time.Hour, "`lifetime` of the issuer that -install makes")
 	o.pods.define(fs)
 	fs.BoolVar(&o.verbose, "v", false, "log more")

@@ -404,7 +404,7 @@ func TestAnnounce(t *testing.T) {
 	require.NoError(t, <-over)
 }
 
-// Without a folder the server makes a temporary one, and says where.
+// Without a directory the server makes a temporary one, and says where.
 func TestTemporaryState(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	out := &lockedBuffer{}
@@ -446,7 +446,7 @@ func TestCannotStart(t *testing.T) {
 	require.ErrorContains(t, must.Err(shell(t, "", append(fresh, "-status")...)), "-root-ca-dir", "and not that there is no CA")
 }
 
-// A folder that this user may not write to, and one that it may not read: the error says as whom, and nothing is left behind.
+// A directory that this user may not write to, and one that it may not read: the error says as whom, and nothing is left behind.
 func TestFolderOfAnother(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() <= 0 {
@@ -454,7 +454,7 @@ func TestFolderOfAnother(t *testing.T) {
 	}
 	dir := filepath.Join(t.TempDir(), "own")
 	require.NoError(t, os.Mkdir(dir, 0o500))
-	remedy := fmt.Sprintf("; run this as the user that the folder belongs to (it is user %d now), or name a folder in -state-dir that this one may write to", os.Geteuid())
+	remedy := fmt.Sprintf("; run this as the user that the directory belongs to (it is user %d now), or name a directory in -state-dir that this one may write to", os.Geteuid())
 	_, err := shell(t, "", arguments(filepath.Join(dir, "new"), "-jwt", "db", "-id", "spiffe://cluster.local/web")...)
 	require.ErrorContains(t, err, remedy)
 	require.ErrorContains(t, run(t.Context(), arguments(filepath.Join(dir, "new")), env{}.get, nil, io.Discard, io.Discard), remedy)
@@ -561,7 +561,7 @@ func TestServerWithoutLinkerd(t *testing.T) {
 	require.NotContains(t, body, "issuer_cert_ttl_seconds")
 }
 
-// A folder that cannot be written to does not end the server, and the roots are written when it can.
+// A directory that cannot be written to does not end the server, and the roots are written when it can.
 func TestRootsFile(t *testing.T) {
 	t.Parallel()
 	rounds.Slow(t)
@@ -587,7 +587,7 @@ func TestRootsFile(t *testing.T) {
 	}, 60*time.Second, 50*time.Millisecond)
 }
 
-// TestFolderGone: a CA whose folder is gone stays ready while it signs, and says that and until when.
+// TestFolderGone: a CA whose directory is gone stays ready while it signs, and says that and until when.
 func TestFolderGone(t *testing.T) {
 	t.Parallel()
 	rounds.Slow(t)
@@ -599,7 +599,7 @@ func TestFolderGone(t *testing.T) {
 	require.Equal(t, "ok\n", text)
 	folder := filepath.Join(c.StateDir, "ca")
 	require.NoError(t, os.Rename(folder, folder+".gone"))
-	_, err := s.ca.Own.Rotate(t.Context()) // which reads the folder, as Run does now and then
+	_, err := s.ca.Own.Rotate(t.Context()) // which reads the directory, as Run does now and then
 	require.ErrorIs(t, err, ca.ErrUnfit)
 	code, text = programtest.Page(t, ready)
 	require.Equal(t, http.StatusOK, code)

@@ -101,7 +101,7 @@ func TestUnits(t *testing.T) {
 const inUnits = "SVIDKIT_TEST_UNITS" // the unit that the process is for
 
 // TestUnitsRun runs the programs of the units as systemd does, as far as that can be had without it: with their arguments,
-// environment, user, capabilities and namespaces, on file systems that may be read only but for the unit's own folders. Each does its work there:
+// environment, user, capabilities and namespaces, on file systems that may be read only but for the unit's own directories. Each does its work there:
 // the agent of a machine serves another user, by that user's number and by what it runs, and writes files; the CA makes a CA and
 // serves; and the agent of a mesh starts and says what it waits for. Under strace none of them calls what the unit forbids.
 func TestUnitsRun(t *testing.T) {
@@ -159,7 +159,7 @@ mkdir -p /etc/svidkit`)
 	if u["EnvironmentFile"] != nil {
 		environ = append(environ, environment(t, name)...)
 	}
-	var own strings.Builder // folders of the unit
+	var own strings.Builder // directories of the unit
 	owner := 0
 	if !slices.Equal(u["User"], []string{"root"}) {
 		owner = number
@@ -364,7 +364,7 @@ func judgeCalls(t *testing.T, u unit, trace string) {
 	assert.Greater(t, len(seen), 20, "the trace has what the program did")
 }
 
-// image is what the Dockerfile makes, in a folder in the place of the root.
+// image is what the Dockerfile makes, in a directory in the place of the root.
 type image struct {
 	root       string
 	user       uint32
@@ -415,7 +415,7 @@ func build(t *testing.T, program string) *image {
 	return i
 }
 
-// command runs the program in the image as its user. It may write to the folders of the volumes alone.
+// command runs the program in the image as its user. It may write to the directories of the volumes alone.
 func (i *image) command(t *testing.T, volumes []string, args ...string) *exec.Cmd {
 	t.Helper()
 	for _, at := range volumes {
@@ -434,7 +434,7 @@ func TestImage(t *testing.T) {
 	rounds.Slow(t)
 	t.Parallel()
 	if os.Getuid() != 0 {
-		t.Skip("only root can make a folder the root of a program")
+		t.Skip("only root can make a directory the root of a program")
 	}
 	i := build(t, "ca")
 	binary := must.Get(elf.Open(filepath.Join(i.root, i.entrypoint)))(t)

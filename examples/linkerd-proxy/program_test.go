@@ -394,7 +394,7 @@ func TestEnds(t *testing.T) {
 	err = run(t.Context(), ports("-opaque", "-client-id"), p.environ(), io.Discard, io.Discard)
 	require.ErrorContains(t, err, "-client-id is for HTTP")
 	p.store = filepath.Join(t.TempDir(), "missing")
-	require.ErrorContains(t, run(t.Context(), ports(), p.environ(), io.Discard, io.Discard), "mount a folder in memory")
+	require.ErrorContains(t, run(t.Context(), ports(), p.environ(), io.Discard, io.Discard), "mount a directory in memory")
 	require.NoFileExists(t, p.store)
 }
 

@@ -70,7 +70,7 @@ func TestSocket(t *testing.T) {
 	}))
 }
 
-// With a folder of files it runs without an agent, and asks another server if it is told to.
+// With a directory of files it runs without an agent, and asks another server if it is told to.
 func TestFolder(t *testing.T) { // not parallel, as it sets a variable
 	ca := spiffetest.NewCA(t, "example.org")
 	dir := filepath.Join(t.TempDir(), "identity")

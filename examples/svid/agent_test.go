@@ -356,7 +356,7 @@ func TestWatchTokens(t *testing.T) {
 	assert.Equal(t, 0, stop().code)
 }
 
-// The command runs after each change, knows the folder, and sees the new files.
+// The command runs after each change, knows the directory, and sees the new files.
 func TestWatchExec(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
@@ -652,8 +652,8 @@ func TestDoctorSteps(t *testing.T) {
 		{"", "environment", "is not set", "set it to"},
 		{"/run/agent.sock", "environment", "write unix:///run/agent.sock", ""},
 		{"unix://" + dir + "/none", "socket", "there is nothing at", "mount"},
-		{"unix://" + file, "socket", "is not a socket", "mount the folder"},
-		{"unix://" + dir, "socket", "is not a socket", "mount the folder"},
+		{"unix://" + file, "socket", "is not a socket", "mount the directory"},
+		{"unix://" + dir, "socket", "is not a socket", "mount the directory"},
 		{"unix://" + dead, "permission", "refused", "start the agent"},
 		{"tcp://" + closed.Addr().String(), "permission", "refused", "listens"},
 		{hanging.Config().Address, "identity", "no answer in 1s", "silent"},
@@ -790,7 +790,7 @@ func TestDoctorPermission(t *testing.T) {
 	out, err = cmd.Output()
 	require.Error(t, err)
 	step = steps(t, outcome{out: string(out)})["socket"]
-	assert.Equal(t, "let this user pass the folder: chmod o+x "+folder, step.Remedy, "%s", out)
+	assert.Equal(t, "let this user pass the directory: chmod o+x "+folder, step.Remedy, "%s", out)
 	assert.Contains(t, step.Detail, folder+" has mode 0700 (drwx------)")
 }
 

@@ -158,17 +158,17 @@ func (p *patient) socket() check {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return check{Result: failed, Detail: "there is nothing at " + p.target,
-			Remedy: "start the agent, or mount the folder of its socket into this container"}
+			Remedy: "start the agent, or mount the directory of its socket into this container"}
 	case errors.Is(err, fs.ErrPermission):
 		folder := closed(p.target)
 		return check{Result: failed, Detail: fmt.Sprintf("%v: %s", err, modeOf(folder)),
-			Remedy: "let this user pass the folder: chmod o+x " + folder}
+			Remedy: "let this user pass the directory: chmod o+x " + folder}
 	case err != nil:
 		return check{Result: failed, Detail: err.Error()}
 	case info.Mode()&fs.ModeSocket == 0:
 		return check{
 			Result: failed, Detail: fmt.Sprintf("%s is not a socket (%v)", p.target, info.Mode()),
-			Remedy: "a mount of a socket that was not there yet makes a folder: mount the folder above it instead",
+			Remedy: "a mount of a socket that was not there yet makes a directory: mount the directory above it instead",
 		}
 	}
 	return check{Result: ok, Detail: fmt.Sprintf("%s (%v)", p.target, info.Mode())}

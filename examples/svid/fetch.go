@@ -25,7 +25,7 @@ import (
 var fetchCommand = command{
 	"fetch", "", `write the identity of this workload to files
 
-In the folder of -dir it writes
+In the directory of -dir it writes
 
   svid.pem                 the certificates, leaf first
   svid-key.pem             the private key, in PKCS#8, with the mode of -mode
@@ -36,7 +36,7 @@ In the folder of -dir it writes
 
 and the tokens of -jwt. The names are links through "..data", as in the volumes
 of Kubernetes, and all of them are replaced in one step: a reader that finds a
-key and a certificate that do not match reads both again. The folder is made
+key and a certificate that do not match reads both again. The directory is made
 with mode 0755; other users must not be able to write to it. The version before
 stays until the next. The command of -exec runs each time. The exit code is 1 if
 the agent has no identity for this workload, or no token for an audience of
@@ -78,7 +78,7 @@ type fetcher struct {
 }
 
 func (f *fetcher) flags(a *app, fs *flag.FlagSet) {
-	fs.StringVar(&f.dir, "dir", "", "the `FOLDER` of the files; required")
+	fs.StringVar(&f.dir, "dir", "", "the `DIRECTORY` of the files; required")
 	fs.StringVar(&f.socket, "socket", a.getenv(workloadapi.SocketEnv),
 		"the `ADDRESS` of the Workload API; the default is in "+workloadapi.SocketEnv)
 	fs.StringVar(&f.hint, "hint", "", "the identity with this `HINT`, in place of the default one")
@@ -110,7 +110,7 @@ func (f *fetcher) flags(a *app, fs *flag.FlagSet) {
 			f.tokens[text[i+1:]] = text[:i]
 			return nil
 		})
-	fs.StringVar(&f.command, "exec", "", "a `COMMAND` for /bin/sh after each change, with the folder in SVID_DIR")
+	fs.StringVar(&f.command, "exec", "", "a `COMMAND` for /bin/sh after each change, with the directory in SVID_DIR")
 	fs.DurationVar(&f.commandTimeout, "exec-timeout", 30*time.Second, "how long that command may take")
 }
 

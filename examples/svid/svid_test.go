@@ -222,7 +222,7 @@ func compareGolden(t *testing.T, dir, name string, args []string, got outcome) {
 	assert.Equal(t, string(must.Get(os.ReadFile(file))(t)), text)
 }
 
-// settled replaces what is different each time: times, fingerprints, names of temporary folders and ports.
+// settled replaces what is different each time: times, fingerprints, names of temporary directories and ports.
 func settled(text string, names ...string) string {
 	for i := 0; i+1 < len(names); i += 2 {
 		text = strings.ReplaceAll(text, names[i], names[i+1])
@@ -282,7 +282,7 @@ func TestReadme(t *testing.T) {
 
 var programPath string
 
-// copyProgram copies the program to a folder where every user may run it. It does so before there are tests: a process that
+// copyProgram copies the program to a directory where every user may run it. It does so before there are tests: a process that
 // another test starts while the file is written has it open for a moment, and then it cannot be run ("text file busy").
 func copyProgram() error {
 	self, err := os.Executable()
@@ -313,7 +313,7 @@ func started(t *testing.T, args ...string) *exec.Cmd {
 // later makes a certificate valid in ten minutes only.
 func later(c *x509.Certificate) { c.NotBefore = time.Now().Add(10 * time.Minute) }
 
-// Of the folders above the socket doctor names the one that this user may not pass: a remedy for another one changes nothing.
+// Of the directories above the socket doctor names the one that this user may not pass: a remedy for another one changes nothing.
 func TestDoctorNamesTheClosedFolder(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS == "windows" {
@@ -339,7 +339,7 @@ func TestDoctorNamesTheClosedFolder(t *testing.T) {
 		out, err := cmd.Output()
 		require.Error(t, err)
 		step := steps(t, outcome{out: string(out)})["socket"]
-		assert.Equal(t, "let this user pass the folder: chmod o+x "+closed, step.Remedy, "%s", out)
+		assert.Equal(t, "let this user pass the directory: chmod o+x "+closed, step.Remedy, "%s", out)
 		assert.Contains(t, step.Detail, closed+" has mode 0")
 	}
 }

@@ -37,7 +37,7 @@ type caOptions struct {
 func (c *caOptions) register(flags *flag.FlagSet) {
 	c.more = make(map[string]string)
 	flags.StringVar(&c.from, "ca", "", "`where` the identities come from: istio:URL, vault:URL, step:URL, "+
-		"google:POOL, dir:FOLDER of a CA of this machine, or spire:unix:///PATH of an agent")
+		"google:POOL, dir:DIRECTORY of a CA of this machine, or spire:unix:///PATH of an agent")
 	flags.StringVar(&c.roots, "ca-roots", "", "`file` with the roots of the CA, in PEM")
 	flags.StringVar(&c.tokenFile, "token-file", "", "`file` with the token for the CA, read for each request")
 	flags.Func("ca-option", "`NAME=VALUE` for -ca: cluster, impersonate=true (istio), role, mount, login (vault), "+
@@ -144,7 +144,7 @@ func fromFolder(ctx context.Context, folder string, o *options) (*origin, error)
 		return nil, program.Misused("there is no CA in %s: restore it, or make a new one with -ca-option create=true",
 			folder)
 	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS):
-		return nil, fmt.Errorf("%w; give the folder to user %d, as which this runs, or name one that it may write to",
+		return nil, fmt.Errorf("%w; give the directory to user %d, as which this runs, or name one that it may write to",
 			err, os.Getuid())
 	case err != nil:
 		return nil, err

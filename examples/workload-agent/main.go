@@ -69,7 +69,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) (err error) 
 	flags.TextVar(&o.td, "trust-domain", spiffe.TrustDomain{}, "`name` of the trust domain; needed but with spire:")
 	flags.StringVar(&o.node, "node", "", "`name` of the Kubernetes node of this pod, for the selectors namespace, "+
 		"account and labels; empty: the file has none of them")
-	demo := flags.Bool("demo", false, "run with a CA and a file of its own in a temporary folder")
+	demo := flags.Bool("demo", false, "run with a CA and a file of its own in a temporary directory")
 	o.Register(flags)
 	o.ca.register(flags)
 	(&program.Manifest{Text: manifest}).Register(flags)

@@ -77,7 +77,7 @@ func TestExitCodes(t *testing.T) {
 		{"-ca istio:https://host -trust-domain example.org -ca-option impersonate=yes", "", `istio: -ca-option impersonate="yes": there is cluster=NAME and impersonate=true`, 2},
 		{"-ca google: -trust-domain example.org", "", "-ca: ", 2},
 		{"-ca dir:" + dir + " -trust-domain example.org", "", "make a new one with -ca-option create=true", 2},
-		{"-ca dir:/sys/svidkit -ca-option create=true -trust-domain example.org", "", fmt.Sprintf("give the folder to user %d, as which this runs", os.Getuid()), 1},
+		{"-ca dir:/sys/svidkit -ca-option create=true -trust-domain example.org", "", fmt.Sprintf("give the directory to user %d, as which this runs", os.Getuid()), 1},
 		{made + dir + "/good.json -socket /sys/svidkit/agent.sock", "", "-socket: unixsocket: listen on \"/sys/svidkit/agent.sock\"", 1},
 		{made + dir + "/none.json", "", "none.json: file does not exist", 1},
 		{made + bad, "", bad + `: line 2, column 13: "workload" is not known here: the file can have workloads`, 1},

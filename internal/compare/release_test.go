@@ -77,7 +77,7 @@ import (
 
 func fileURL(dir string) string { return "file://" + filepath.ToSlash(dir) }
 
-// publish puts a version of the module in dir into a folder that is laid out as a proxy serves it.
+// publish puts a version of the module in dir into a directory that is laid out as a proxy serves it.
 func publish(t *testing.T, proxy string, v module.Version, dir string) {
 	t.Helper()
 	at := filepath.Join(proxy, filepath.FromSlash(v.Path), "@v")

@@ -105,7 +105,7 @@ func (c *cluster) machine(host, port string, files fs.FS) kube.Machine {
 	}
 }
 
-// mount writes the files of a service account as the kubelet does: into a new folder, to which a link
+// mount writes the files of a service account as the kubelet does: into a new directory, to which a link
 // then moves.
 func mount(t *testing.T, root string, files map[string]string) {
 	t.Helper()

@@ -36,7 +36,7 @@ func NodeName(n int) string { return fmt.Sprint("node-", n) }
 type Cluster struct {
 	URL string
 
-	dir, admin string // folder, and token of an administrator
+	dir, admin string // directory, and token of an administrator
 	server     *exec.Cmd
 	process    *Process
 	transport  *http.Transport

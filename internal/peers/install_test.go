@@ -124,7 +124,7 @@ func applyAll(t testing.TB, c *peers.Cluster, text string) []*manifestObject {
 	return all
 }
 
-// buildPrograms builds programs of examples, and returns their folder.
+// buildPrograms builds programs of examples, and returns their directory.
 func buildPrograms(t testing.TB, names ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -718,7 +718,7 @@ func kubeconfig(t *testing.T, c *peers.Cluster, path string) {
 		"contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {token: %q}}]\n", c.URL, roots, c.Token(t, "istio-system", "operator", "", peers.Issuer)))
 }
 
-// write writes a file, or makes a folder if its name ends with a slash, and the folders above it.
+// write writes a file, or makes a directory if its name ends with a slash, and the directories above it.
 func write(t *testing.T, name, data string) {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o755))

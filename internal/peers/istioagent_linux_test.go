@@ -200,7 +200,7 @@ func algorithm(public any) string {
 	return fmt.Sprintf("%T", public)
 }
 
-// files lists the files, sockets and folders below a folder, with their modes.
+// files lists the files, sockets and directories below a directory, with their modes.
 func files(t *testing.T, dir string) map[string]fs.FileMode {
 	t.Helper()
 	found := map[string]fs.FileMode{}
@@ -221,25 +221,25 @@ func files(t *testing.T, dir string) map[string]fs.FileMode {
 func asked(dir string) map[string][]string {
 	in := func(name string) string { return filepath.Join(dir, name) }
 	return map[string][]string{
-		"default":                 {"default"},
-		"ROOTCA":                  {"ROOTCA"},
-		"both":                    {"default", "ROOTCA"},
-		"file-cert":               {"file-cert:" + in("etc/istio/ingressgateway-certs/tls.crt") + "~" + in("etc/istio/ingressgateway-certs/tls.key")},
-		"file-cert, relative":     {"file-cert:./etc/istio/ingressgateway-certs/tls.crt~./etc/istio/ingressgateway-certs/tls.key"},
-		"file-cert, no files":     {"file-cert:" + in("etc/istio/ingressgateway-certs/no.crt") + "~" + in("etc/istio/ingressgateway-certs/no.key")},
-		"file-cert, no key":       {"file-cert:" + in("etc/istio/ingressgateway-certs/tls.crt")},
-		"file-cert, key for all":  {"file-cert:" + in("etc/istio/ingressgateway-certs/tls.crt") + "~" + in("etc/istio/ingressgateway-certs/for-all.key")},
-		"file-cert, other folder": {"file-cert:" + in("elsewhere/tls.crt") + "~" + in("elsewhere/tls.key")},
-		"file-cert, mounted":      {"file-cert:" + in("mounted/cert-chain.pem") + "~" + in("mounted/key.pem")},
-		"file-root":               {"file-root:" + in("etc/istio/ingressgateway-ca-certs/ca.crt")},
-		"file-root, mounted":      {"file-root:" + in("mounted/root-cert.pem")},
-		"file-root:system":        {"file-root:system"},
-		"unknown name":            {"no-such-secret"},
-		"default without a node":  {"default"},
+		"default":                    {"default"},
+		"ROOTCA":                     {"ROOTCA"},
+		"both":                       {"default", "ROOTCA"},
+		"file-cert":                  {"file-cert:" + in("etc/istio/ingressgateway-certs/tls.crt") + "~" + in("etc/istio/ingressgateway-certs/tls.key")},
+		"file-cert, relative":        {"file-cert:./etc/istio/ingressgateway-certs/tls.crt~./etc/istio/ingressgateway-certs/tls.key"},
+		"file-cert, no files":        {"file-cert:" + in("etc/istio/ingressgateway-certs/no.crt") + "~" + in("etc/istio/ingressgateway-certs/no.key")},
+		"file-cert, no key":          {"file-cert:" + in("etc/istio/ingressgateway-certs/tls.crt")},
+		"file-cert, key for all":     {"file-cert:" + in("etc/istio/ingressgateway-certs/tls.crt") + "~" + in("etc/istio/ingressgateway-certs/for-all.key")},
+		"file-cert, other directory": {"file-cert:" + in("elsewhere/tls.crt") + "~" + in("elsewhere/tls.key")},
+		"file-cert, mounted":         {"file-cert:" + in("mounted/cert-chain.pem") + "~" + in("mounted/key.pem")},
+		"file-root":                  {"file-root:" + in("etc/istio/ingressgateway-ca-certs/ca.crt")},
+		"file-root, mounted":         {"file-root:" + in("mounted/root-cert.pem")},
+		"file-root:system":           {"file-root:system"},
+		"unknown name":               {"no-such-secret"},
+		"default without a node":     {"default"},
 	}
 }
 
-// observe notes what an agent has made in its folder besides before, and what its socket answers.
+// observe notes what an agent has made in its directory besides before, and what its socket answers.
 func (m *meshCA) observe(t *testing.T, a *agent, before map[string]fs.FileMode) facts {
 	t.Helper()
 	f := facts{}
@@ -362,9 +362,9 @@ func (m *meshCA) ask(t *testing.T, client *grpchttp.Client, what string, node *e
 	return f
 }
 
-// moves are environments that are moved over, and what they find in their folder besides the token and the roots.
+// moves are environments that are moved over, and what they find in their directory besides the token and the roots.
 var moves = map[string]struct {
-	env   []string // DIR is the folder
+	env   []string // DIR is the directory
 	files func(t *testing.T, m *meshCA, dir string)
 }{
 	"sidecar":  {env: []string{"SECRET_TTL=1h"}},
@@ -449,7 +449,7 @@ var differences = []difference{
 	{"8.3-5", ".*", "default without a node", "code invalid_argument", "answered", "what a client says about itself decides nothing"},
 	{"7.2-7", ".*", "unknown name", "*", "nothing", "a name that does not exist must not be a name for the workload's key"},
 	{"7.2-7", ".*", "file-cert, no key", "*", "nothing", "the same: the name is not whole"},
-	{"7.2-3", ".*", "file-cert, other folder", "answered", "nothing", "names come from clients: files are of the folders in the configuration"},
+	{"7.2-3", ".*", "file-cert, other directory", "answered", "nothing", "names come from clients: files are of the directories in the configuration"},
 	{"7.2-3, 7.2-4", withCA + "|files.*|credentials of the platform", "file-(cert|root), mounted", "answered", "nothing", "the same: these files are not configured"},
 	{"7.2-3", ".*", "file-cert, relative", "answered", "nothing", "the same: a name does not depend on where the agent was started"},
 	{"7.2-3", ".*", "file-cert, key for all", "answered", "nothing", "a key that other users can read, outside a volume of Kubernetes, is no secret"},
@@ -571,7 +571,7 @@ func ourAgent(t *testing.T) (start func(t *testing.T, dir string, environment []
 	}
 }
 
-// mount puts files into the folder that Envoy may ask for by name.
+// mount puts files into the directory that Envoy may ask for by name.
 func (m *meshCA) mount(t *testing.T, dir string, other *spiffetest.CA) {
 	t.Helper()
 	for _, at := range []string{"etc/istio/ingressgateway-certs/tls.crt etc/istio/ingressgateway-certs/tls.key etc/istio/ingressgateway-ca-certs/ca.crt",
@@ -586,7 +586,7 @@ func (m *meshCA) mount(t *testing.T, dir string, other *spiffetest.CA) {
 	}
 }
 
-// credentials puts an identity of the mesh into a folder.
+// credentials puts an identity of the mesh into a directory.
 func (m *meshCA) credentials(t *testing.T, dir string) {
 	t.Helper()
 	certs, key := must.Get2(m.svid(t, webID).MarshalPEM())(t)
@@ -702,7 +702,7 @@ func controlPlane(t *testing.T, nodes *sync.Map) http.Handler {
 }
 
 // TestIstioBootstrap gives the bootstrap that Istio's agent has written to a real Envoy, which it starts as Istio's
-// agent does, in a folder where our agent has taken the place of Istio's. Envoy has its listener through our agent,
+// agent does, in a directory where our agent has taken the place of Istio's. Envoy has its listener through our agent,
 // and the certificates in it.
 func TestIstioBootstrap(t *testing.T) {
 	conformance.Covers(t, "IST-8.2-2", "IST-8.6-7", "IST-9.4-1", "IST-9.4-4")
@@ -882,7 +882,7 @@ func forward(ctx context.Context, l net.Listener, address string) {
 	}
 }
 
-// agent is Istio's agent in a folder of its own, as in a pod.
+// agent is Istio's agent in a directory of its own, as in a pod.
 type agent struct {
 	*peers.Process
 	dir string
@@ -897,7 +897,7 @@ func startAgent(t *testing.T, dir, token string, roots []byte) *agent {
 	return startPilotAgent(t, dir, podEnvironment(t, dir, "SECRET_TTL=4s"))
 }
 
-// podFolder puts into a folder what the files of a pod are to Istio's agent.
+// podFolder puts into a directory what the files of a pod are to Istio's agent.
 func podFolder(t *testing.T, dir, token string, roots []byte) {
 	t.Helper()
 	for name, data := range map[string]string{
@@ -912,7 +912,7 @@ func podFolder(t *testing.T, dir, token string, roots []byte) {
 	}
 }
 
-// podEnvironment is the environment of Istio's agent in a folder that podFolder has filled, with more variables.
+// podEnvironment is the environment of Istio's agent in a directory that podFolder has filled, with more variables.
 func podEnvironment(t *testing.T, dir string, more ...string) []string {
 	t.Helper()
 	module := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "istio.io/istio")

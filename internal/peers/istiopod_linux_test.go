@@ -220,7 +220,7 @@ type runningPod struct {
 	environ []string
 }
 
-// start runs the proxy as the kubelet does, in a folder that is the root of its image: with the arguments, the environment, the
+// start runs the proxy as the kubelet does, in a directory that is the root of its image: with the arguments, the environment, the
 // volumes and the user of the container. The agent is in the image by the name of Istio's.
 func (s *podSpec) start(t *testing.T, c *container, m *meshCA, program string) *runningPod {
 	t.Helper()

@@ -42,7 +42,7 @@ func keycloakDist() *peer {
 	}}
 }
 
-// unzip writes a folder of an archive to another place.
+// unzip writes a directory of an archive to another place.
 func unzip(archive, folder, to string) error {
 	z, err := zip.OpenReader(archive)
 	if err != nil {

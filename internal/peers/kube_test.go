@@ -512,7 +512,7 @@ func TestOutage(t *testing.T) {
 	require.True(t, open().Bundle().Equal(b.Bundle()))
 }
 
-// shortDir returns a folder whose name leaves room for that of a Unix socket.
+// shortDir returns a directory whose name leaves room for that of a Unix socket.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir := must.Get(os.MkdirTemp("", "pa"))(t)

@@ -38,7 +38,7 @@ func StartIsolated(t testing.TB, log string, cmd *exec.Cmd, port int) (*Process,
 	return p, l
 }
 
-// StartContainer is [StartIsolated] for a program in a pod with an IPv4 address. Files and folders are mounted for
+// StartContainer is [StartIsolated] for a program in a pod with an IPv4 address. Files and directories are mounted for
 // it: binds has them by the places where it sees them.
 func StartContainer(t testing.TB, log string, cmd *exec.Cmd, address string, port int, binds map[string]string) (
 	*Process, net.Listener) {
@@ -132,8 +132,8 @@ func (p *Process) enter(do func() error) error {
 }
 
 // StartInPod is [Start] with what a pod has to call the API server of c: the two variables, and the files of the
-// account in account, a folder of the caller's, where a pod has them. Where the system does not allow that, the test
-// skips, as with [StartIsolated].
+// account in account, a directory of the caller's, where a pod has them. Where the system does not allow that, the
+// test skips, as with [StartIsolated].
 func StartInPod(t testing.TB, log string, cmd *exec.Cmd, c *Cluster, account string) *Process {
 	t.Helper()
 	allowed(t, syscall.CLONE_NEWNS)

@@ -4,8 +4,9 @@
 // PostgreSQL of Debian. The proofs are its tests.
 //
 // The programs are built from published modules, each with a module file of its own below programs, so that nothing
-// of theirs reaches another go.mod. They are built once for a user of a machine, and kept in the user's cache folder
-// under a hash of what they are built from, or in the folder that the environment variable SVIDKIT_PEERS_CACHE names:
+// of theirs reaches another go.mod. They are built once for a user of a machine, and kept in the user's cache
+// directory under a hash of what they are built from, or in the directory that the environment variable
+// SVIDKIT_PEERS_CACHE names:
 //
 //	go run ./build
 //
@@ -34,10 +35,10 @@ import (
 
 const (
 	modeEnv  = "SVIDKIT_PEERS"       // "require" or empty
-	cacheEnv = "SVIDKIT_PEERS_CACHE" // a folder
+	cacheEnv = "SVIDKIT_PEERS_CACHE" // a directory
 )
 
-// A program is a package of a module below the folder programs.
+// A program is a package of a module below the directory programs.
 type program struct{ module, pkg string }
 
 var programs = map[string]program{
@@ -112,9 +113,9 @@ func Program(t testing.TB, name string) string {
 	return path
 }
 
-// Build returns the path of a program, or of the folder of a Python package, and makes it first if there is none that
-// was made from the same files by the same Go or Python. It must be called in the folder of this package, as tests
-// and go run are. Calls in several processes wait for each other.
+// Build returns the path of a program, or of the directory of a Python package, and makes it first if there is none
+// that was made from the same files by the same Go or Python. It must be called in the directory of this package, as
+// tests and go run are. Calls in several processes wait for each other.
 func Build(name string) (string, error) {
 	p, err := peerOf(name)
 	if err != nil {
@@ -178,7 +179,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// hashOf names the files of a folder, the version of Go and the system.
+// hashOf names the files of a directory, the version of Go and the system.
 func hashOf(dir string) (string, error) {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s %s %s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH)

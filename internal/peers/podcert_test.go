@@ -55,8 +55,8 @@ type nodes struct {
 	*peers.Process
 	t       testing.TB
 	c       *peers.Cluster
-	tokens  string // folder
-	volumes string // folder
+	tokens  string // directory
+	volumes string // directory
 	log     string
 	names   []string
 	cmd     func() *exec.Cmd
@@ -83,7 +83,7 @@ func (k *nodes) restart() {
 	k.Process = peers.Start(k.t, k.log, k.cmd())
 }
 
-// pod creates a pod with the volume of the page KUBERNETES.md, and returns the folder of that.
+// pod creates a pod with the volume of the page KUBERNETES.md, and returns the directory of that.
 func (k *nodes) pod(node, account, name, keyType string) (folder string) {
 	k.t.Helper()
 	k.c.Do(k.t, "POST", "/api/v1/namespaces/shop/pods", fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {serviceAccountName: %s, nodeName: %s,
@@ -95,7 +95,7 @@ func (k *nodes) pod(node, account, name, keyType string) (folder string) {
 	return filepath.Join(k.volumes, "shop", name, "identity")
 }
 
-// svid returns the identity in a folder; nil if there is none.
+// svid returns the identity in a directory; nil if there is none.
 func svidIn(folder string) *spiffe.SVID {
 	text, err := os.ReadFile(filepath.Join(folder, credential))
 	if err != nil {
@@ -108,7 +108,7 @@ func svidIn(folder string) *spiffe.SVID {
 	return svid
 }
 
-// issued waits for an identity in a folder, other than the old one, and returns it.
+// issued waits for an identity in a directory, other than the old one, and returns it.
 func (k *nodes) issued(folder string, old *spiffe.SVID) (svid *spiffe.SVID) {
 	k.t.Helper()
 	require.Eventually(k.t, func() bool {
@@ -122,7 +122,7 @@ func (k *nodes) issued(folder string, old *spiffe.SVID) (svid *spiffe.SVID) {
 type podCA struct {
 	t        testing.TB
 	command  func(state string, more ...string) *exec.Cmd
-	states   []string // folders
+	states   []string // directories
 	mu       sync.Mutex
 	replicas []*peers.Process
 }
@@ -270,7 +270,7 @@ func TestPods(t *testing.T) {
 	require.Equal(t, time.Hour, webSVID.NotAfter().Sub(webSVID.Leaf().NotBefore))
 	stop := talk(t, dir, web, api)
 
-	// A library reads the folder without knowing more than its path.
+	// A library reads the directory without knowing more than its path.
 	source := must.Get(filesource.Start(t.Context(), filesource.Config{Folder: web}))(t)
 	defer source.Close()
 	require.Equal(t, 1, source.Bundles().Len())

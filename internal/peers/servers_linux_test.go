@@ -63,7 +63,7 @@ type database struct {
 // A databaseKind is what differs between databases.
 type databaseKind struct {
 	name    string // of its command on the page
-	run     string // its folder on the page
+	run     string // its directory on the page
 	port    int    // on the page
 	prepare func(t *testing.T, d *database)
 	// open connects with a driver of others, which may not try twice.

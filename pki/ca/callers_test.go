@@ -97,7 +97,7 @@ func TestTaintReachesReplicas(t *testing.T) {
 	})
 }
 
-// A folder that another process has written to is read at the next request, without Run.
+// A directory that another process has written to is read at the next request, without Run.
 func TestTaintTakesEffectAtOnce(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "ca")
@@ -119,7 +119,7 @@ func TestTaintTakesEffectAtOnce(t *testing.T) {
 	must.Get(operator.Revoke(t.Context(), operator.Status().JWTKeys[0].ID, true))(t)
 	require.NoError(t, validate(operator.CallerBundle(), signJWT(t, server, time.Minute)), "by the new key")
 
-	// A folder that cannot be read costs one request the time for it.
+	// A directory that cannot be read costs one request the time for it.
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "record.json"), []byte("{}"), 0o600))
 	require.NoError(t, enter(sign(t, server, newCSR(t), time.Hour)), "and the last that was read stays")
 }

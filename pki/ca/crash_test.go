@@ -26,7 +26,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-var crashDir = flag.String("crash-dir", "", "be the process that is killed, in this folder")
+var crashDir = flag.String("crash-dir", "", "be the process that is killed, in this directory")
 
 // The settings of a CA that lives fast.
 const (

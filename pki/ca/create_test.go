@@ -47,7 +47,7 @@ func TestOpenCreatesOnlyWithPermission(t *testing.T) {
 	})
 }
 
-// The folder, too: not even the folder is made.
+// The directory, too: not even the directory is made.
 func TestOpenMakesNoFolder(t *testing.T) {
 	t.Parallel()
 	store, dir := newDirStore(t)
@@ -198,7 +198,7 @@ func TestCopiesBesideTheState(t *testing.T) {
 	}
 }
 
-// A volume that is unmounted while an authority runs gets no keys: the folder is not made again, and the authority goes on
+// A volume that is unmounted while an authority runs gets no keys: the directory is not made again, and the authority goes on
 // until the volume is back.
 func TestVolumeUnmountedWhileRunning(t *testing.T) {
 	rounds.NotShort(t)
@@ -223,7 +223,7 @@ func TestVolumeUnmountedWhileRunning(t *testing.T) {
 	assert.Equal(t, a.Roots(), open(t, store, notCreating).Roots())
 	must.Get(a.Rotate(t.Context()))(t)
 
-	// To have the record there again, an operator makes the folder. It goes by a rename: what is being written meanwhile
+	// To have the record there again, an operator makes the directory. It goes by a rename: what is being written meanwhile
 	// would be in the way of RemoveAll.
 	require.NoError(t, os.Rename(dir, away))
 	require.NoError(t, os.Mkdir(dir, 0o700))
@@ -236,7 +236,7 @@ func TestErrorsNameThePackageOnce(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		// The errors of a folder have the name of the package, too.
+		// The errors of a directory have the name of the package, too.
 		folder, dir := newDirStore(t)
 		_, err := tryOpen(ctx, folder, notCreating)
 		all := []error{err}

@@ -39,8 +39,8 @@ const (
 )
 
 // errGone says that the directory, where this process has found a record before, is missing.
-var errGone = &unfitError{errors.New("the folder was there, and is gone; mount its volume, or make the folder again " +
-	"to have the record written to it")}
+var errGone = &unfitError{errors.New("the directory was there, and is gone; mount its volume, or make the " +
+	"directory again to have the record written to it")}
 
 // NewDirStore returns a [Store] in a directory of its own, which the first save makes if it does not exist:
 //
@@ -73,11 +73,11 @@ var errGone = &unfitError{errors.New("the folder was there, and is gone; mount i
 // NewDirStore returns an error if the directory exists and is not private.
 func NewDirStore(dir string) (Store, error) {
 	if dir == "" {
-		return nil, errors.New("ca: a store needs the name of a folder")
+		return nil, errors.New("ca: a store needs the name of a directory")
 	}
 	dir, err := filepath.Abs(dir)
 	if err != nil {
-		return nil, fmt.Errorf("ca: folder of the store: %w", err)
+		return nil, fmt.Errorf("ca: directory of the store: %w", err)
 	}
 	d := &dirStore{dir: dir, disk: disk.OS{}}
 	root, err := d.open()
@@ -102,7 +102,7 @@ var keys = private.Options{Keys: true}
 func (d *dirStore) open() (*os.Root, error) {
 	root, err := private.OpenDir(d.dir, keys)
 	if err != nil {
-		return nil, lasting(fmt.Errorf("ca: folder of the store: %w", err))
+		return nil, lasting(fmt.Errorf("ca: directory of the store: %w", err))
 	}
 	return root, nil
 }
@@ -184,7 +184,7 @@ func (d *dirStore) current(root *os.Root) (Record, error) {
 // damaged returns the error for a directory that only an operator can mend.
 func damaged(err error) error {
 	return &unfitError{fmt.Errorf("the record is damaged: %w; no new CA is made and nothing is removed; restore the "+
-		"folder from a backup", within(err))}
+		"directory from a backup", within(err))}
 }
 
 func sumOf(data []byte) string {

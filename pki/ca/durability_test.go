@@ -26,7 +26,7 @@ func savedRecord(version string, save int) ca.Record {
 
 const lastSave = 3
 
-// history has a store make some saves, one of which turns back, and returns what it did to its folder.
+// history has a store make some saves, one of which turns back, and returns what it did to its directory.
 func saveHistory(t testing.TB) []diskcrash.Write {
 	dir := filepath.Join(t.TempDir(), "ca")
 	j := &diskcrash.Journal{}
@@ -57,7 +57,7 @@ func check(t testing.TB) func(dir string, saved int) error {
 	return func(dir string, saved int) error { return goesOn(t, dir, saved) }
 }
 
-// goesOn checks a folder after a crash: its record is the last that a save has returned for, or the one after that, and an
+// goesOn checks a directory after a crash: its record is the last that a save has returned for, or the one after that, and an
 // authority can go on with it.
 func goesOn(t testing.TB, dir string, saved int) error {
 	inner, err := ca.NewDirStore(dir)

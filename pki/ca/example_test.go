@@ -50,7 +50,7 @@ func Example() {
 	// Output: spiffe://example.org/web <nil>
 }
 
-// A CA that survives its process. The folder is the backup, too.
+// A CA that survives its process. The directory is the backup, too.
 func ExampleOpen() {
 	dir, err := os.MkdirTemp("", "example-ca")
 	if err != nil {

@@ -31,7 +31,7 @@ func (a *Authority) TrustDomain() spiffe.TrustDomain { return a.cfg.TrustDomain 
 // Signer returns the serial number of the CA certificate that signs.
 func (a *Authority) Signer() string { return a.current().active().ID }
 
-// In has p read from a file system that is polled once a second, in place of a folder of the host.
+// In has p read from a file system that is polled once a second, in place of a directory of the host.
 func (p PluggedIn) In(fsys fs.FS) PluggedIn {
 	p.fsys = fsys
 	return p
@@ -90,7 +90,7 @@ func clone(r Record) Record {
 	return NewRecord(r.Version, data)
 }
 
-// OnDisk has a store of [NewDirStore] change its folder through another disk.
+// OnDisk has a store of [NewDirStore] change its directory through another disk.
 func OnDisk(s Store, d disk.Disk) Store {
 	s.(*dirStore).disk = d
 	return s

@@ -76,7 +76,7 @@ type PluggedIn struct {
 // volume.
 func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 	if from.Dir == "" && from.fsys == nil {
-		return nil, errors.New("ca: Load needs a folder")
+		return nil, errors.New("ca: Load needs a directory")
 	}
 	a, err := newAuthority(cfg)
 	if err != nil {

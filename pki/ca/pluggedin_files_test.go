@@ -17,7 +17,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
-// plugIn writes the files of a CA to a folder below a folder of the test.
+// plugIn writes the files of a CA to a directory below a directory of the test.
 func plugIn(t *testing.T, mode os.FileMode) (dir string, files map[string][]byte) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "above", "cacerts")
@@ -38,16 +38,16 @@ func TestLoadRefusesFilesOfOthers(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		do      func(dir string) error
-		command string // that helps, with the path below the folder
+		command string // that helps, with the path below the directory
 	}{
-		{"the folder can be written to by all", func(dir string) error { return os.Chmod(dir, 0o777) }, "chmod o-w "},
-		{"the folder above", func(dir string) error { return os.Chmod(filepath.Dir(dir), 0o777) }, "chmod o-w /.."},
+		{"the directory can be written to by all", func(dir string) error { return os.Chmod(dir, 0o777) }, "chmod o-w "},
+		{"the directory above", func(dir string) error { return os.Chmod(filepath.Dir(dir), 0o777) }, "chmod o-w /.."},
 		{"the root", func(dir string) error { return os.Chmod(filepath.Join(dir, "root-cert.pem"), 0o666) }, "chmod o-w /root-cert.pem"},
 		{"the key", func(dir string) error { return os.Chmod(filepath.Join(dir, "ca-key.pem"), 0o777) }, "chmod o-w /ca-key.pem"},
-		{"another user's folder", func(dir string) error { return os.Chown(dir, 54321, -1) }, "chown 0 "},
-		{"another user's folder above", func(dir string) error { return os.Chown(filepath.Dir(dir), 54321, -1) }, "chown 0 /.."},
+		{"another user's directory", func(dir string) error { return os.Chown(dir, 54321, -1) }, "chown 0 "},
+		{"another user's directory above", func(dir string) error { return os.Chown(filepath.Dir(dir), 54321, -1) }, "chown 0 /.."},
 		{"another user's root", func(dir string) error { return os.Chown(filepath.Join(dir, "root-cert.pem"), 54321, -1) }, "chown 0 /root-cert.pem"},
-		{"another group's folder", func(dir string) error { return os.Chown(dir, -1, 54321) }, "chmod g-w "},
+		{"another group's directory", func(dir string) error { return os.Chown(dir, -1, 54321) }, "chmod g-w "},
 		{"another user's link", func(dir string) error {
 			path := filepath.Join(dir, "ca-cert.pem")
 			err := os.Rename(path, path+".real")
@@ -121,7 +121,7 @@ func TestLoadComplainsOfReadableKeys(t *testing.T) {
 	dir, _ = plugIn(t, 0o640)
 	assert.NotContains(t, load(dir), "other users can read the private key")
 
-	// As a Secret is mounted: files of root with mode 0644 behind links, in a folder with mode 1777.
+	// As a Secret is mounted: files of root with mode 0644 behind links, in a directory with mode 1777.
 	volume, files := plugIn(t, 0o644)
 	require.NoError(t, os.Mkdir(filepath.Join(volume, "..2026_11_22_10_00_00.1"), 0o755))
 	require.NoError(t, os.Symlink("..2026_11_22_10_00_00.1", filepath.Join(volume, "..data")))

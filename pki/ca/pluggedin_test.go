@@ -65,7 +65,7 @@ func (o *offline) files(t testing.TB, life time.Duration, edit ...func(*pki.Cert
 	}
 }
 
-// folder is files that can be changed while they are read.
+// directory is files that can be changed while they are read.
 type folder struct{ now atomic.Pointer[fstest.MapFS] }
 
 func newFolder(files map[string][]byte) *folder {
@@ -307,7 +307,7 @@ func TestLoadRefuses(t *testing.T) {
 	_, err := tryLoadCA(t.Context(), fstest.MapFS{}, nil)
 	assert.ErrorIs(t, err, fs.ErrNotExist, "there is no CA in files")
 	_, err = tryLoadCA(t.Context(), nil, nil)
-	assert.ErrorContains(t, err, "needs a folder")
+	assert.ErrorContains(t, err, "needs a directory")
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
@@ -465,7 +465,7 @@ func TestPluggedInJWT(t *testing.T) {
 	})
 }
 
-// slowFolder is a folder whose file system takes its time.
+// slowFolder is a directory whose file system takes its time.
 type slowFolder struct {
 	*folder
 	open func() // before each file

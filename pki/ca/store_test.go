@@ -178,11 +178,11 @@ func TestDirStoreIsPrivate(t *testing.T) {
 func TestNewDirStoreRefuses(t *testing.T) {
 	t.Parallel()
 	_, err := ca.NewDirStore("")
-	assert.ErrorContains(t, err, "name of a folder")
+	assert.ErrorContains(t, err, "name of a directory")
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	_, err = ca.NewDirStore(file)
-	assert.ErrorContains(t, err, "folder of the store")
+	assert.ErrorContains(t, err, "directory of the store")
 	d, err := ca.NewDirStore(filepath.Join(file, "below"))
 	if err == nil { // a file is in the way
 		_, err = d.Save(t.Context(), ca.NewRecord("", map[string][]byte{}))
@@ -284,7 +284,7 @@ func TestDirStoreOwners(t *testing.T) {
 	}
 }
 
-// A folder that is damaged is an error, and never taken for an empty one: nothing is made, nothing is removed, and Open
+// A directory that is damaged is an error, and never taken for an empty one: nothing is made, nothing is removed, and Open
 // ends at once.
 func TestDirStoreDamaged(t *testing.T) {
 	t.Parallel()
@@ -332,7 +332,7 @@ func TestDirStoreDamaged(t *testing.T) {
 			require.Equal(t, before, after)
 			if len(before) > 0 && name != "a link" && name != "too large" || name == "empty" {
 				require.ErrorIs(t, err, ca.ErrUnfit)
-				require.ErrorContains(t, err, "restore the folder from a backup")
+				require.ErrorContains(t, err, "restore the directory from a backup")
 				require.ErrorIs(t, must.Err(tryOpen(t.Context(), d, func(c *ca.Config) { c.Create = true })), ca.ErrUnfit)
 			}
 		})

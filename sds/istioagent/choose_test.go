@@ -21,7 +21,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
-// folder returns a folder whose name is short enough for Unix sockets.
+// directory returns a directory whose name is short enough for Unix sockets.
 func folder(t *testing.T) string {
 	t.Helper()
 	dir := must.Get(os.MkdirTemp("", "ia"))(t)
@@ -29,7 +29,7 @@ func folder(t *testing.T) string {
 	return dir
 }
 
-// config returns the configuration of an environment, in a folder.
+// config returns the configuration of an environment, in a directory.
 func config(t *testing.T, root, environ string) Config {
 	t.Helper()
 	cfg := must.Get(FromEnvironment(strings.Fields(strings.ReplaceAll(environ, "{root}", root))))(t)
@@ -43,7 +43,7 @@ func chosen(cfg Config, origin string) Config {
 	return cfg
 }
 
-// write writes a file below a folder.
+// write writes a file below a directory.
 func write(t *testing.T, root, name string, data []byte) {
 	t.Helper()
 	name = filepath.Join(root, name)
@@ -52,7 +52,7 @@ func write(t *testing.T, root, name string, data []byte) {
 	require.NoError(t, os.Rename(name+".new", name))
 }
 
-// writeSVID writes an identity and its roots to a folder.
+// writeSVID writes an identity and its roots to a directory.
 func writeSVID(t *testing.T, root, dir string, ca *spiffetest.CA, svid *spiffe.SVID) {
 	t.Helper()
 	key := must.Get(pki.MarshalPrivateKeyPEM(svid.Signer()))(t)
@@ -118,7 +118,7 @@ func TestChoose(t *testing.T) {
 			write(t, root, credentials+"/key.pem", text)
 		}, fromFiles, "no server answers at"},
 		{"file in the place of the socket", "", func(t *testing.T, root string) { write(t, root, workloadSocket, text) }, "", "is no socket: remove it"},
-		{"folder in the place of the socket", "", func(t *testing.T, root string) { write(t, root, workloadSocket+"/x", text) }, "", "is no socket: remove it"},
+		{"directory in the place of the socket", "", func(t *testing.T, root string) { write(t, root, workloadSocket+"/x", text) }, "", "is no socket: remove it"},
 		{"silent server", "", func(t *testing.T, root string) {
 			require.NoError(t, os.MkdirAll(filepath.Join(root, filepath.Dir(workloadSocket)), 0o755))
 			l := must.Get(net.Listen("unix", filepath.Join(root, workloadSocket)))(t) // it never accepts
@@ -202,7 +202,7 @@ func TestChoose(t *testing.T) {
 			if _, dir, named := strings.Cut(c.why, "files in {root}/"); named {
 				dir, _, _ = strings.Cut(dir, ",")
 				for _, path := range []string{choice.cert, choice.key, choice.roots} {
-					assert.Equal(t, filepath.Join(root, dir), filepath.Dir(path), "all of one folder")
+					assert.Equal(t, filepath.Join(root, dir), filepath.Dir(path), "all of one directory")
 				}
 			}
 			for _, path := range []string{choice.Socket, choice.cert, choice.key, choice.roots} {

@@ -93,7 +93,7 @@ func checkPort(value string) error {
 
 func checkSocketFile(value string) error {
 	if value != filepath.Base(value) || value == "." || value == ".." {
-		return errors.New("set it to the name of a file, without a folder")
+		return errors.New("set it to the name of a file, without a directory")
 	}
 	return nil
 }
@@ -186,7 +186,7 @@ func (c *Config) conflicts(v *settings.Values) error {
 	var bad []error
 	reject := func(name, why string) { bad = append(bad, v.Reject(name, errors.New(why))) }
 	if v.Set("OUTPUT_CERTS") && v.Set("OUTPUT_CERT") && v.Text("OUTPUT_CERTS") != v.Text("OUTPUT_CERT") {
-		reject("OUTPUT_CERT", "OUTPUT_CERTS names another folder, and means the same; leave one of them out")
+		reject("OUTPUT_CERT", "OUTPUT_CERTS names another directory, and means the same; leave one of them out")
 	}
 	if c.v.Bool("FILE_MOUNTED_CERTS") && c.text("PROV_CERT") != "" {
 		reject("PROV_CERT", "with FILE_MOUNTED_CERTS the mounted files are used for the control plane, too; "+

@@ -179,7 +179,7 @@ func TestBadEnvironment(t *testing.T) {
 	_, err := FromEnvironment([]string{"FILE_MOUNTED_CERTS=true", "PROV_CERT=/x"})
 	require.ErrorContains(t, err, "PROV_CERT")
 	_, err = FromEnvironment([]string{"OUTPUT_CERT=/x", "OUTPUT_CERTS=/y"})
-	require.ErrorContains(t, err, "OUTPUT_CERTS names another folder")
+	require.ErrorContains(t, err, "OUTPUT_CERTS names another directory")
 	require.ErrorContains(t, must.Err(FromEnvironment([]string{"PROXY_CONFIG=a: 1\nb: [\n"})), "line 2:")
 	_, err = FromEnvironment([]string{"CA_PROVIDER=GoogleCA", "CA_ADDR=meshca.googleapis.com:443"})
 	require.ErrorContains(t, err, "caPools/POOL")

@@ -103,7 +103,7 @@ func (c *control) start(t *testing.T) {
 	})
 }
 
-// root is a folder with what a pod has mounted.
+// root is a directory with what a pod has mounted.
 func (c *control) root(t *testing.T) string {
 	t.Helper()
 	root := folder(t)
@@ -890,7 +890,7 @@ func TestOutputBeforeReady(t *testing.T) {
 
 	// What cannot be written is said by readiness, and an Envoy has its secrets all the same.
 	root = c.root(t)
-	write(t, root, "file", []byte("no folder"))
+	write(t, root, "file", []byte("no directory"))
 	a := start(t, config(t, root, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS=file"))
 	code, text := get(t, a, "/healthz/ready")
 	assert.Equal(t, http.StatusServiceUnavailable, code, text)
@@ -900,7 +900,7 @@ func TestOutputBeforeReady(t *testing.T) {
 	assert.NoError(t, must.Err(fetch(t, a.cfg.Socket, "default")))
 }
 
-// TestOutputFolderByLink has OUTPUT_CERTS at a link to a folder in which files count as the workload's: what the agent has
+// TestOutputFolderByLink has OUTPUT_CERTS at a link to a directory in which files count as the workload's: what the agent has
 // written there is not its input after a restart.
 func TestOutputFolderByLink(t *testing.T) {
 	t.Parallel()
@@ -929,7 +929,7 @@ func TestRefused(t *testing.T) {
 	assert.NotContains(t, err.Error(), "stolen-token")
 }
 
-// What an operator has to change is in the error: the file and the variable of wrong roots, a folder that nothing is in, and
+// What an operator has to change is in the error: the file and the variable of wrong roots, a directory that nothing is in, and
 // the variable of the lifetime, beside the one that the CA grants.
 func TestWhatToChange(t *testing.T) {
 	t.Parallel()
@@ -940,12 +940,12 @@ func TestWhatToChange(t *testing.T) {
 		want    []string
 		soon    bool // the agent ends
 	}{
-		"mounted roots": {"", []string{"var/run/secrets/istio/root-cert.pem do not vouch for the server at " + c.addr, "CA_ROOT_CA"}, false},
-		"named roots":   {"CA_ROOT_CA=other.pem", []string{"/other.pem do not vouch", "CA_ROOT_CA"}, false},
-		"roots of host": {"CA_ROOT_CA=SYSTEM", []string{"SYSTEM do not vouch", "CA_ROOT_CA"}, false},
-		"no folder":     {"PROV_CERT=nothere", []string{`PROV_CERT is "nothere"`, "no such directory"}, true},
-		"output folder": {"PROV_CERT=nothere OUTPUT_CERTS=nothere", []string{`PROV_CERT is "nothere"`, "no such directory"}, true},
-		"lifetime":      {"CA_ROOT_CA=good.pem SECRET_TTL=2400h", []string{"2400h0m0s was asked for, the longest is 2160h0m0s", "SECRET_TTL is 2400h0m0s"}, true},
+		"mounted roots":    {"", []string{"var/run/secrets/istio/root-cert.pem do not vouch for the server at " + c.addr, "CA_ROOT_CA"}, false},
+		"named roots":      {"CA_ROOT_CA=other.pem", []string{"/other.pem do not vouch", "CA_ROOT_CA"}, false},
+		"roots of host":    {"CA_ROOT_CA=SYSTEM", []string{"SYSTEM do not vouch", "CA_ROOT_CA"}, false},
+		"no directory":     {"PROV_CERT=nothere", []string{`PROV_CERT is "nothere"`, "no such directory"}, true},
+		"output directory": {"PROV_CERT=nothere OUTPUT_CERTS=nothere", []string{`PROV_CERT is "nothere"`, "no such directory"}, true},
+		"lifetime":         {"CA_ROOT_CA=good.pem SECRET_TTL=2400h", []string{"2400h0m0s was asked for, the longest is 2160h0m0s", "SECRET_TTL is 2400h0m0s"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -43,7 +43,7 @@ func TestLoneRoots(t *testing.T) {
 		write(t, root, "etc/certs/root-cert.pem", later)
 	}
 
-	// That of the folder to which the agent writes is its own output.
+	// That of the directory to which the agent writes is its own output.
 	own := c.root(t)
 	write(t, own, "etc/certs/root-cert.pem", mine)
 	choice := must.Get(Choose(t.Context(), config(t, own, pod+"CA_ADDR="+c.addr+" OUTPUT_CERTS={root}/etc/certs")))(t)

@@ -369,7 +369,7 @@ func unsigned(audience string) string {
 	return part([]byte(`{"alg":"RS256"}`)) + "." + part([]byte(`{"aud":"`+audience+`","exp":4102444800}`)) + "." + part([]byte("signature"))
 }
 
-// The bootstrap for gRPC is not written into a folder of another user, who could replace it.
+// The bootstrap for gRPC is not written into a directory of another user, who could replace it.
 func TestGRPCBootstrapOfAnother(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {

@@ -110,7 +110,7 @@ func NewFiles(cfg FilesConfig) (*Files, error) {
 	cfg.Allow, cfg.Refuse = slices.Clone(cfg.Allow), slices.Clone(cfg.Refuse)
 	for i, path := range cfg.Allow {
 		if path == "" || filepath.Dir(path) == path {
-			return nil, fmt.Errorf("sdssource: files: Allow[%d] is %q, and must be a file or a folder below the "+
+			return nil, fmt.Errorf("sdssource: files: Allow[%d] is %q, and must be a file or a directory below the "+
 				"root of the file system", i, path)
 		}
 		abs, err := filepath.Abs(path)
@@ -195,7 +195,7 @@ func (f *Files) allowed(path string) error {
 	return nil
 }
 
-// below reports whether path is in folder. Both have their links resolved.
+// below reports whether path is in directory. Both have their links resolved.
 func below(path, folder string) bool {
 	rel, err := filepath.Rel(folder, path)
 	return err == nil && filepath.IsLocal(rel) && rel != "."

@@ -149,7 +149,7 @@ func TestNothingChanges(t *testing.T) {
 	}
 }
 
-// A folder that the file has no more is written no more, and one that it has in another form is written in that form alone. One
+// A directory that the file has no more is written no more, and one that it has in another form is written in that form alone. One
 // that stays keeps its writer.
 func TestFoldersChange(t *testing.T) {
 	rounds.NotShort(t)
@@ -211,7 +211,7 @@ func TestFoldersChange(t *testing.T) {
 	require.Eventually(t, func() bool { return sinks() == 1 && read("goes", delivery) != gone }, passing, often, "and it is written again")
 }
 
-// A folder that stays in the file keeps its writer: nothing is fetched anew for it.
+// A directory that stays in the file keeps its writer: nothing is fetched anew for it.
 func TestFoldersStay(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
@@ -241,7 +241,7 @@ func TestFoldersStay(t *testing.T) {
 	second := strings.ReplaceAll(files, "out", "second")
 	p.write(me(id("/web", files), id("/more", second)))
 	require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(p.dir, "second", "db.token")); return err == nil }, passing, often)
-	assert.EqualValues(t, 2, issued.Load(), "one for each folder")
+	assert.EqualValues(t, 2, issued.Load(), "one for each directory")
 }
 
 // A token is for audiences that the file permits all of, for the identity that it is for, and no others.

@@ -344,7 +344,7 @@ func (p *parser) output() {
 		"tokens":   func() { o.tokens = p.tokens() },
 	})
 	if o.folder == "" || slices.ContainsFunc(p.files, func(other output) bool { return other.folder == o.folder }) {
-		p.fail(at, "the files need a folder, to which no other identity is written")
+		p.fail(at, "the files need a directory, to which no other identity is written")
 	}
 	p.files = append(p.files, o)
 }

@@ -89,7 +89,7 @@ func TestBadFile(t *testing.T) {
 		one(uid, `{"id": "spiffe://example.org/a", "hint": "x"}, {"id": "spiffe://example.org/b", "hint": "x"}`):  "choose another",
 		one(uid, `{"id": "spiffe://example.org/a", "audiences": "*"}`):                                            "audiences has to be a list",
 		one(uid, `{"id": "spiffe://example.org/a", "audiences": [""]}`):                                           "an audience is \"\": want a text in quotes that is not empty",
-		one(uid, `{"id": "spiffe://example.org/a", "files": [{}]}`):                                               "the files need a folder",
+		one(uid, `{"id": "spiffe://example.org/a", "files": [{}]}`):                                               "the files need a directory",
 		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "web"}]}`):                                "want an absolute path",
 		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "tokens": ["x"]}]}`):                "tokens have to be an object, in braces: the audience for the name of each file",
 		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "tokens": {"x": ""}}]}`):            `"x" in tokens is "": want a text in quotes that is not empty`,

@@ -263,7 +263,7 @@ func (a *Agent) take(_ context.Context, files follow.Files) error {
 	for o := range next.outputs {
 		var failed error
 		if o.tokens != "" && a.cfg.IssueJWTSVID == nil {
-			failed = fmt.Errorf("the folder %q is to have tokens, and the CA of this agent issues none: take "+
+			failed = fmt.Errorf("the directory %q is to have tokens, and the CA of this agent issues none: take "+
 				"them out", o.folder)
 		} else if next.outputs[o] = old.outputs[o]; next.outputs[o] == nil {
 			next.outputs[o], failed = filesink.New(o.config(next.identities[o.id], &a.cfg))

@@ -241,7 +241,7 @@ func TestOneFile(t *testing.T) {
 	assert.Equal(t, []string{"CERTIFICATE"}, blocks(t, roots))
 	assert.Len(t, must.Get(filepath.Glob(filepath.Join(out, "[^.]*")))(t), 3)
 	read, err := filesource.Start(t.Context(), filesource.Config{Folder: out, ID: web})
-	require.NoError(t, err, "a program reads the folder")
+	require.NoError(t, err, "a program reads the directory")
 	defer read.Close()
 	must.Get(read.Bundle(exampleOrg))(t)
 	token := must.Get(os.ReadFile(filepath.Join(out, "aws.token")))(t)
@@ -441,12 +441,12 @@ func TestFromAgent(t *testing.T) {
 	require.Eventually(t, func() bool { return errors.Is(next(t, errs), workloadapi.ErrDenied) }, passing, often, "it is taken back")
 }
 
-// A folder that an operator has made for a group, as README.md of the program says, gives its group to the files, with the
+// A directory that an operator has made for a group, as README.md of the program says, gives its group to the files, with the
 // modes of the file.
 func TestFilesForAGroup(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
-		t.Skip("only root can give a folder to another group")
+		t.Skip("only root can give a directory to another group")
 	}
 	p := newPlace(t)
 	out := filepath.Join(p.dir, "out")

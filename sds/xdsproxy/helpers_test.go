@@ -150,7 +150,7 @@ func newProxy(t testing.TB, n network, edit ...func(*xdsproxy.Config)) *xdsproxy
 
 // onSocket serves h on a Unix socket, and returns a client.
 func onSocket(t testing.TB, h http.Handler) *grpchttp.Client {
-	dir := must.Get(os.MkdirTemp("", "xds"))(t) // the folders of t.TempDir are too long for a socket
+	dir := must.Get(os.MkdirTemp("", "xds"))(t) // the directories of t.TempDir are too long for a socket
 	s := &unixsocket.Server{Path: filepath.Join(dir, "s"), Handler: h}
 	require.NoError(t, s.Listen())
 	ctx, cancel := context.WithCancel(context.Background())

@@ -203,7 +203,7 @@ func New(cfg Config) (*Sink, error) {
 		return nil, fmt.Errorf("filesink: new: %w", err)
 	}
 	if cfg.KeyMode&0o004 != 0 {
-		s.log.Info("filesink: all users that can enter the folder can read the private key, by Config.KeyMode",
+		s.log.Info("filesink: all users that can enter the directory can read the private key, by Config.KeyMode",
 			slog.String("folder", cfg.Dir))
 	}
 	return s, nil

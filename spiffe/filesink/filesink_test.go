@@ -128,7 +128,7 @@ func TestTraditionalKey(t *testing.T) {
 	}
 }
 
-// The identity and the root change while a file source follows the folder and a reader spins. The source takes each
+// The identity and the root change while a file source follows the directory and a reader spins. The source takes each
 // identity that stays, and with links two equal readings never find a fault. A reader that finds the same certificates
 // before and after the key has a pair with links; with plain files it may have to read again.
 func TestRotation(t *testing.T) {
@@ -159,7 +159,7 @@ func TestRotation(t *testing.T) {
 				file := func(name string) []byte {
 					data, err := os.ReadFile(filepath.Join(dir, name))
 					if !plain && errors.Is(err, fs.ErrNotExist) {
-						return nil // two versions later the folder that the name led to is gone
+						return nil // two versions later the directory that the name led to is gone
 					}
 					assert.NoError(t, err)
 					return data
@@ -218,7 +218,7 @@ func TestOutputCerts(t *testing.T) {
 		if mode == 0 {
 			want = map[string]fs.FileMode{"cert-chain.pem": 0o644, "key.pem": 0o600, "root-cert.pem": 0o644}
 		}
-		want["..lock"] = 0o600 // which other users cannot open, whatever the mode of the folder is
+		want["..lock"] = 0o600 // which other users cannot open, whatever the mode of the directory is
 		require.Len(t, entries, len(want))
 		for _, e := range entries {
 			info := must.Get(e.Info())(t)
@@ -436,7 +436,7 @@ func TestDelivery(t *testing.T) {
 	require.NoError(t, sink.Report().NotReady)
 }
 
-// A folder that cannot be written leaves the last good set, is retried at a share of what is left, and ends nothing.
+// A directory that cannot be written leaves the last good set, is retried at a share of what is left, and ends nothing.
 func TestRetry(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-7.3-8")
@@ -497,7 +497,7 @@ func TestStartWithoutWarning(t *testing.T) {
 	})
 }
 
-// A folder that other users can write to is refused with the remedy, and accepted if the program says so.
+// A directory that other users can write to is refused with the remedy, and accepted if the program says so.
 func TestUnsafe(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
@@ -611,6 +611,6 @@ func TestLife(t *testing.T) {
 	require.ErrorIs(t, s.Run(t.Context()), lifecycle.ErrClosed)
 	require.Equal(t, leaf(t, src), leaf(t, read(t, dir)))
 	other := start(t, filesink.Config{Source: src, Dir: dir})
-	require.NotNil(t, other, "the folder was let go")
+	require.NotNil(t, other, "the directory was let go")
 	require.ErrorContains(t, must.Err(s.Write()), "another program writes to")
 }

@@ -210,7 +210,7 @@ func TestTokenStaysOverRestart(t *testing.T) {
 	})
 }
 
-// The certificate and the tokens in a folder are of one identity: after a restart with another one, when the source has another one,
+// The certificate and the tokens in a directory are of one identity: after a restart with another one, when the source has another one,
 // and if the source of tokens gives those of another one.
 func TestTokensOfOneIdentity(t *testing.T) {
 	t.Parallel()

@@ -20,7 +20,7 @@ type exampleTB struct{ testing.TB }
 
 func (exampleTB) Helper() {}
 
-// mount writes files as another program does, and returns the folder.
+// mount writes files as another program does, and returns the directory.
 func mount(files map[string][]byte) string {
 	dir, err := os.MkdirTemp("", "identity")
 	if err != nil {

@@ -219,7 +219,7 @@ func TestFolder(t *testing.T) {
 	require.Equal(t, number(next), serial(t, s))
 	has(td, third)
 
-	// Without the identity the folder is not whole: the volume may be away.
+	// Without the identity the directory is not whole: the volume may be away.
 	v.swap(t, 0o644, map[string][]byte{})
 	links := must.Get(filepath.Glob(filepath.Join(v.dir, "*.pem")))(t)
 	for _, link := range links { // as the kubelet does
@@ -280,7 +280,7 @@ func TestFolderWithoutBundle(t *testing.T) {
 	must.Fail(t, err, spiffe.ErrNotReady, "example.org.spiffe-trust-bundle.x509.pem")
 }
 
-// Without a configuration the environment says where the folder is.
+// Without a configuration the environment says where the directory is.
 func TestFolderByVariable(t *testing.T) { // not parallel, as it sets a variable
 	ca := spiffetest.NewCA(t, "example.org")
 	dir := t.TempDir()
@@ -357,7 +357,7 @@ func TestOldBeforeNew(t *testing.T) {
 		"no key":         {damage: func(t *testing.T, dir string) { require.NoError(t, os.Remove(filepath.Join(dir, "tls.key"))) }, want: "tls.key", is: fs.ErrNotExist},
 		"no roots":       {damage: func(t *testing.T, dir string) { require.NoError(t, os.Remove(filepath.Join(dir, "ca.crt"))) }, want: "ca.crt", is: fs.ErrNotExist},
 		"empty roots":    {damage: func(t *testing.T, dir string) { write(t, filepath.Join(dir, "ca.crt"), nil) }, want: "no certificate found"},
-		"a folder": {damage: func(t *testing.T, dir string) {
+		"a directory": {damage: func(t *testing.T, dir string) {
 			require.NoError(t, os.Remove(filepath.Join(dir, "tls.key")))
 			require.NoError(t, os.Mkdir(filepath.Join(dir, "tls.key"), 0o700))
 		}, want: "not a regular file"},
@@ -667,7 +667,7 @@ func TestModes(t *testing.T) {
 		require.Equal(t, before, serial(t, s))
 		awaitSVID(t, s, next(0o600, helper))
 	})
-	t.Run("a folder of bundles", func(t *testing.T) { // whose names say of which trust domain they are
+	t.Run("a directory of bundles", func(t *testing.T) { // whose names say of which trust domain they are
 		t.Parallel()
 		dir, partnerCA := t.TempDir(), spiffetest.NewCA(t, "partner.test")
 		for name, data := range folder(t, ca.SVID("/web"), ca.Bundle(), partnerCA.Bundle()) {
@@ -752,7 +752,7 @@ func TestSources(t *testing.T) {
 	})
 }
 
-// A file in a folder to which the program itself writes is not read, whether it is named there or a link leads there.
+// A file in a directory to which the program itself writes is not read, whether it is named there or a link leads there.
 func TestRefuse(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-7.4-1", "IST-7.4-2")

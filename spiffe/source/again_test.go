@@ -73,7 +73,7 @@ func TestWithdrawnAgain(t *testing.T) {
 	})
 }
 
-// A folder that could not be written is told of until it can be, and written then.
+// A directory that could not be written is told of until it can be, and written then.
 func TestStoredAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -114,7 +114,7 @@ func (b *breaks) Run(ctx context.Context) error {
 	return b.flip.Run(ctx)
 }
 
-// What an earlier Run has ended with, and what it has found in the folder, is not told of the next one.
+// What an earlier Run has ended with, and what it has found in the directory, is not told of the next one.
 func TestRunsAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

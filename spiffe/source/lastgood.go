@@ -101,7 +101,7 @@ func NewLastGood(cfg LastGoodConfig) (*LastGood, error) {
 	}
 	l := &LastGood{cfg: cfg, log: ratelog.Patient(cfg.Logger)}
 	l.store = store.New(cfg.Dir, ownDir, func(err error) {
-		l.log.Warn("source: Dir is in a folder that other users can write to, and can lose what is stored",
+		l.log.Warn("source: Dir is in a directory that other users can write to, and can lose what is stored",
 			slog.Any("err", err))
 	})
 	return l, nil

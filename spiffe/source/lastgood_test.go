@@ -382,7 +382,7 @@ func TestDamaged(t *testing.T) {
 		"bundles for all":        {bundles, func(t *testing.T, path string) { require.NoError(t, os.Chmod(path, 0o666)) }, "not safe from other users", true, false},
 		"bundles for the group":  {bundles, func(t *testing.T, path string) { require.NoError(t, os.Chmod(path, 0o620)) }, "written to by others", true, false},
 		"of another user":        {bundles, func(t *testing.T, path string) { require.NoError(t, os.Chown(path, 54321, -1)) }, "belongs to user 54321", true, true},
-		"a folder of another":    {"", func(t *testing.T, path string) { require.NoError(t, os.Chown(path, 54321, -1)) }, "belongs to user 54321", true, true},
+		"a directory of another": {"", func(t *testing.T, path string) { require.NoError(t, os.Chown(path, 54321, -1)) }, "belongs to user 54321", true, true},
 		"no identity":            {identity, func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) }, "identity.pem: no such file", false, false},
 		"an empty identity":      {identity, edit(all("")), "no certificate found", false, false},
 		"half an identity":       {identity, edit(func(b []byte) []byte { return b[:len(b)-100] }), "identity.pem", false, false},
@@ -417,7 +417,7 @@ func TestDamaged(t *testing.T) {
 				w.api.Mend()
 				l, stop := w.start(t)
 				serial(t, l)
-				if name == "a folder of another" {
+				if name == "a directory of another" {
 					assert.ErrorIs(t, l.Status().Err, private.ErrUnsafe)
 					assert.Contains(t, w.log.String(), "was not stored")
 					return

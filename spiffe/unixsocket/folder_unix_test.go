@@ -21,7 +21,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
-// In a folder that all users may write, another process puts a link to a file in the place of everything that
+// In a directory that all users may write, another process puts a link to a file in the place of everything that
 // appears. The mode of that file stays what it is.
 func TestSwappedPath(t *testing.T) {
 	rounds.NotShort(t)
@@ -72,7 +72,7 @@ func TestSwappedPath(t *testing.T) {
 	assert.NotZero(t, listened)
 }
 
-// The folder belongs to this user or to root. A volume of Kubernetes, which is root's and which all users may write, is
+// The directory belongs to this user or to root. A volume of Kubernetes, which is root's and which all users may write, is
 // worth a warning.
 func TestFolderOfAnother(t *testing.T) {
 	t.Parallel()
@@ -87,10 +87,10 @@ func TestFolderOfAnother(t *testing.T) {
 		mode fs.FileMode
 		want string
 	}{
-		"the folder":        {dir, 65534, 0o700, "belongs to user 65534"},
-		"a folder above it": {parent, 65534, 0o755, "belongs to user 65534"},
-		"a volume":          {dir, 0, 0o777, ""},
-		"fsGroup":           {dir, 0, 0o775 | fs.ModeSetgid, ""},
+		"the directory":        {dir, 65534, 0o700, "belongs to user 65534"},
+		"a directory above it": {parent, 65534, 0o755, "belongs to user 65534"},
+		"a volume":             {dir, 0, 0o777, ""},
+		"fsGroup":              {dir, 0, 0o775 | fs.ModeSetgid, ""},
 	} {
 		require.NoError(t, os.MkdirAll(dir, 0o700))
 		gid := 0
@@ -117,7 +117,7 @@ func TestFolderOfAnother(t *testing.T) {
 	}
 }
 
-// Making a socket leaves nothing else in its folder, whether it succeeds or not, and ".." behind a link is what the
+// Making a socket leaves nothing else in its directory, whether it succeeds or not, and ".." behind a link is what the
 // system says it is.
 func TestNothingLeft(t *testing.T) {
 	t.Parallel()

@@ -366,7 +366,7 @@ func start(t *testing.T, do task, uid uint32) (first string) {
 	t.Helper()
 	text, err := json.Marshal(do)
 	require.NoError(t, err)
-	cmd := exec.Command("/proc/self/exe") // the other user may not be able to read the folder that go test builds in
+	cmd := exec.Command("/proc/self/exe") // the other user may not be able to read the directory that go test builds in
 	cmd.Env = append(os.Environ(), helper+"="+string(text))
 	if os.Geteuid() == 0 {
 		asUser(cmd, uid)

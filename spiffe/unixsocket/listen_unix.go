@@ -90,8 +90,8 @@ func openFolder(root *os.Root, name string) (*os.Root, error) {
 	return inside, nil
 }
 
-var errReplaced = errors.New("another process that may write to the folder replaced the socket while it was " +
-	"made; take away write permission of the folder")
+var errReplaced = errors.New("another process that may write to the directory replaced the socket while it was " +
+	"made; take away write permission of the directory")
 
 // bind makes a socket with the mode at a path that leads into the directory inside, and listens on it.
 func bind(inside *os.Root, path, byDescriptor string, mode fs.FileMode) (net.Listener, error) {

@@ -185,7 +185,7 @@ func (s *Server) check() error {
 	case os.IsPathSeparator(s.Path[len(s.Path)-1]):
 		return errors.New("the path ends in a slash; add the name of the socket")
 	case s.Path[0] == '@' || s.Path[0] == 0:
-		return errors.New("an abstract socket has no permissions; use a path in a folder")
+		return errors.New("an abstract socket has no permissions; use a path in a directory")
 	case len(s.Path) > maxPath:
 		return fmt.Errorf("the path has %d bytes, the limit is %d; use a shorter one, or a relative one",
 			len(s.Path), maxPath)
@@ -235,14 +235,14 @@ func (s *Server) listen() error {
 
 func (s *Server) warn(dir string, err error) {
 	ratelog.Patient(s.Logger).Warn("unixsocket: users other than the owner may replace the socket; take away write "+
-		"permission of its folder", slog.String("folder", dir), slog.Any("err", err))
+		"permission of its directory", slog.String("folder", dir), slog.Any("err", err))
 }
 
 // open makes the socket in an open directory, in the place of a dead one.
 func (s *Server) open(root *os.Root, dir, name string) (net.Listener, fs.FileInfo, error) {
 	unlock, err := lockDir(root)
 	if err != nil {
-		return nil, nil, fmt.Errorf("lock the folder: %w", err)
+		return nil, nil, fmt.Errorf("lock the directory: %w", err)
 	}
 	defer unlock()
 	if err := removeDead(root, s.Path, name); err != nil {

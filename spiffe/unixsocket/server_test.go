@@ -35,7 +35,7 @@ const patient = time.Minute // for what takes no time unless something is broken
 
 var errStop = errors.New("stop")
 
-// socketDir returns a folder with a path that is short enough for sockets.
+// socketDir returns a directory with a path that is short enough for sockets.
 func socketDir(t testing.TB) string {
 	t.Helper()
 	dir := must.Get(os.MkdirTemp("", "us"))(t)
@@ -119,7 +119,7 @@ func TestServer(t *testing.T) {
 	require.NoError(t, stop())
 	assert.ErrorIs(t, must.Err(os.Lstat(path)), fs.ErrNotExist)
 
-	// A dead socket is replaced, an existing folder keeps its mode, and the socket can have another mode.
+	// A dead socket is replaced, an existing directory keeps its mode, and the socket can have another mode.
 	deadSocket(t, path)
 	require.NoError(t, os.Chmod(filepath.Dir(path), 0o750))
 	stop = serve(t, &unixsocket.Server{Path: path, Handler: says("two"), DirMode: 0o711, SocketMode: 0o666})
@@ -133,7 +133,7 @@ func TestServer(t *testing.T) {
 	require.NoError(t, stop())
 	assert.Equal(t, "three", hears(t, path, true))
 
-	// A new folder has the mode that was asked for, whatever the umask.
+	// A new directory has the mode that was asked for, whatever the umask.
 	wide := filepath.Join(socketDir(t), "wide", "s")
 	serve(t, &unixsocket.Server{Path: wide, Handler: says("four"), DirMode: 0o777})
 	assert.Equal(t, fs.ModeDir|0o777, mode(t, filepath.Dir(wide)))
@@ -171,7 +171,7 @@ func TestListenRefuses(t *testing.T) {
 		"file":          {unixsocket.Server{Path: file, Handler: h}, "not a socket"},
 		"link":          {unixsocket.Server{Path: link, Handler: h}, "not a socket"},
 		"folder":        {unixsocket.Server{Path: dir, Handler: h}, "not a socket"},
-		"below a file":  {unixsocket.Server{Path: filepath.Join(file, "s"), Handler: h}, "not a folder"},
+		"below a file":  {unixsocket.Server{Path: filepath.Join(file, "s"), Handler: h}, "not a directory"},
 		"mode of files": {unixsocket.Server{Path: filepath.Join(dir, "s"), SocketMode: fs.ModeSetuid | 0o600, Handler: h}, "permissions only"},
 	} {
 		err := test.s.Listen()
@@ -224,7 +224,7 @@ func TestRace(t *testing.T) {
 	}
 }
 
-// A process that may read the folder can hold its lock. That delays a start and does not prevent it.
+// A process that may read the directory can hold its lock. That delays a start and does not prevent it.
 func TestLockedFolder(t *testing.T) {
 	t.Parallel()
 	if !flock.Supported {
@@ -342,7 +342,7 @@ func TestListenFirst(t *testing.T) {
 	assert.Contains(t, string(must.Get(io.ReadAll(c))(t)), "hello")
 }
 
-// A folder in which other users could replace the socket is worth a warning.
+// A directory in which other users could replace the socket is worth a warning.
 func TestWarning(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

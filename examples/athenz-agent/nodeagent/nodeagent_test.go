@@ -410,7 +410,7 @@ func TestAgentWire(t *testing.T) {
 			assert.Contains(t, []int{http.StatusBadRequest, http.StatusNotFound, http.StatusTemporaryRedirect}, code, "%s: %s", bad, text)
 		}
 	}
-	for _, name := range []string{"short", strings.Repeat("x", 43) + "=", "a.b"} { // a folder that is no volume
+	for _, name := range []string{"short", strings.Repeat("x", 43) + "=", "a.b"} { // a directory that is no volume
 		dir := filepath.Join(filepath.Dir(folder), name)
 		require.NoError(t, os.Mkdir(dir, 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "data.json"), []byte(`{"namespace":"media-sports","name":"web-0"}`), 0o600))
@@ -457,7 +457,7 @@ func TestAgentWire(t *testing.T) {
 	c.Keys.Add(t, "v5", athenztest.RSAKey()) // or the document of this second was used
 	code, text = call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
 	assert.Equal(t, http.StatusOK, code, text)
-	connect := filepath.Join(folder, "mount", "connect") // where the driver mounts the folder of the socket
+	connect := filepath.Join(folder, "mount", "connect") // where the driver mounts the directory of the socket
 	require.NoError(t, os.MkdirAll(connect, 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(connect, "agent.sock"), nil, 0o600))
 	require.Error(t, c.volumes.Remove(mount))

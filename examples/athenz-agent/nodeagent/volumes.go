@@ -63,7 +63,7 @@ func podIn(path string) string {
 // the file id. Add forgets an earlier volume at the path, so that the pod can take its first identity again.
 func (v Volumes) Add(mountPath, namespace, pod string) (handle string, err error) {
 	if v == "" {
-		return "", errors.New("nodeagent: add volume: there is no folder for it")
+		return "", errors.New("nodeagent: add volume: there is no directory for it")
 	}
 	if !filepath.IsAbs(mountPath) || !kube.ValidLabel(namespace) || !kube.ValidName(pod) {
 		return "", fmt.Errorf("nodeagent: add volume: the path %.200q is not absolute, or %.100q and %.100q are "+
@@ -124,7 +124,7 @@ func (v Volumes) writeID(handle string) error {
 // first unmount everything that it has mounted there, such as mount/connect.
 func (v Volumes) Remove(mountPath string) error {
 	if v == "" {
-		return errors.New("nodeagent: remove volume: there is no folder for it")
+		return errors.New("nodeagent: remove volume: there is no directory for it")
 	}
 	if _, err := os.Stat(filepath.Join(string(v), secretFile)); errors.Is(err, fs.ErrNotExist) {
 		return nil // there is no volume

@@ -43,7 +43,7 @@ func (f Files) check() error {
 	case f.KeyFile == "" || f.CertificateFile == "" || f.RootsFile == "":
 		return errors.New("Files: one of KeyFile, CertificateFile and RootsFile is empty")
 	case filepath.Dir(f.CertificateFile) != dir || filepath.Dir(f.RootsFile) != dir:
-		return errors.New("Files: KeyFile, CertificateFile and RootsFile are not in one folder, in which they " +
+		return errors.New("Files: KeyFile, CertificateFile and RootsFile are not in one directory, in which they " +
 			"change together")
 	case key == cert || key == roots || cert == roots || token == key || token == cert || token == roots:
 		return errors.New("Files: two of them have the same path")

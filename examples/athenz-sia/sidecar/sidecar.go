@@ -151,7 +151,7 @@ func New(cfg Config) (*Sidecar, error) {
 	kept := store{cfg.Files, cfg.Logger}
 	first, err := kept.read()
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
-		return nil, fmt.Errorf("sidecar: new: folder of %s: %w; let user %d write to it", cfg.Files.KeyFile, err,
+		return nil, fmt.Errorf("sidecar: new: directory of %s: %w; let user %d write to it", cfg.Files.KeyFile, err,
 			os.Getuid())
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // without one, ask the agent

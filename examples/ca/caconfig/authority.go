@@ -62,7 +62,7 @@ type OpenOptions struct {
 // same store meanwhile. The caller closes the Authority.
 func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	if c.StateDir == "" {
-		return nil, misused("-state-dir: the flag is empty, or this user has no home folder; name a folder")
+		return nil, misused("-state-dir: the flag is empty, or this user has no home directory; name a directory")
 	}
 	o.Existing, o.Logger = o.Existing || o.ReadOnly, ratelog.Patient(o.Logger)
 	a, cfg := new(Authority), c.CA
@@ -73,8 +73,8 @@ func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 		a.Close()
 		undo()
 		if uid := os.Getuid(); errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
-			err = fmt.Errorf("%w; run this as the user that the folder belongs to (it is user %d now), or name a "+
-				"folder in -state-dir that this one may write to", err, uid)
+			err = fmt.Errorf("%w; run this as the user that the directory belongs to (it is user %d now), or name a "+
+				"directory in -state-dir that this one may write to", err, uid)
 		}
 		return nil, err
 	}
@@ -255,7 +255,7 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 
 // missing returns the error for a store without a CA.
 func (a *Authority) missing(c *Config, err error) error {
-	find := "name its folder in -state-dir, mount its volume"
+	find := "name its directory in -state-dir, mount its volume"
 	if c.Kubernetes {
 		find = "name its namespace in -namespace"
 	}

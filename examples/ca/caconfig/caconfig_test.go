@@ -120,7 +120,7 @@ func TestWithoutCreate(t *testing.T) {
 	defer cancel()
 	err := c.Serve(ctx, nil, func(*caconfig.Authority, caserver.Listeners) { assert.Fail(t, "it serves"); cancel() })
 	require.ErrorIs(t, err, ca.ErrNoRecord)
-	require.EqualError(t, err, "there is no CA in "+filepath.Join(dir, "ca")+"; if there was one, name its folder in -state-dir, mount its volume or restore it from a backup; to make a new one, start the server once with -create")
+	require.EqualError(t, err, "there is no CA in "+filepath.Join(dir, "ca")+"; if there was one, name its directory in -state-dir, mount its volume or restore it from a backup; to make a new one, start the server once with -create")
 	require.ErrorIs(t, must.Err(c.Open(t.Context(), caconfig.OpenOptions{})), ca.ErrNoRecord)
 	require.NoFileExists(t, filepath.Join(dir, "ca", "record.json"))
 
@@ -132,7 +132,7 @@ func TestWithoutCreate(t *testing.T) {
 	a.Close()
 }
 
-// A start that has failed leaves no folder behind, and one that was there stays.
+// A start that has failed leaves no directory behind, and one that was there stays.
 func TestFailedStartLeavesNothing(t *testing.T) {
 	t.Parallel()
 	top := t.TempDir()
@@ -174,7 +174,7 @@ func TestAuditLog(t *testing.T) {
 	}
 }
 
-// What other users can change is refused: the folder of the state, the folder of a plugged-in CA, a file in it, and a folder
+// What other users can change is refused: the directory of the state, the directory of a plugged-in CA, a file in it, and a directory
 // above. So a CA that another user has planted signs nothing.
 func TestUnsafeFolders(t *testing.T) {
 	t.Parallel()

@@ -53,19 +53,19 @@ func (c *Config) defineCluster(fs *flag.FlagSet) {
 	fs.StringVar(&c.rootConfigMap, "root-configmap", "",
 		"`name` of the ConfigMap of each namespace that is to have the roots, as pods of Istio mount "+
 			"istio-ca-root-cert; empty: none [PILOT_CA_CERT_CONFIGMAP]")
-	fs.Func("remote-cluster", "another `cluster` whose pods are callers, as ID=URL,FOLDER, with ca.crt and token "+
+	fs.Func("remote-cluster", "another `cluster` whose pods are callers, as ID=URL,DIRECTORY, with ca.crt and token "+
 		"of a service account there; may be repeated", c.setRemote)
 	fs.StringVar(&c.tlsCert, "tls-cert", "", "`file` with the certificates of the server, instead of one of its "+
 		"own CA (default in a pod "+istiodTLS+"/tls.crt, if that is there)")
 	fs.StringVar(&c.tlsKey, "tls-key", "", "`file` with the key for -tls-cert (default in a pod tls.key in the "+
-		"same folder)")
+		"same directory)")
 }
 
 func (c *Config) setRemote(text string) error {
 	id, rest, _ := strings.Cut(text, "=")
 	url, dir, _ := strings.Cut(rest, ",")
 	if id == "" || !strings.HasPrefix(url, "https://") || !filepath.IsAbs(dir) {
-		return errors.New("it is not ID=https://HOST:PORT,/FOLDER")
+		return errors.New("it is not ID=https://HOST:PORT,/DIRECTORY")
 	}
 	client, err := caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: filepath.Join(dir, "ca.crt"),
 		MinVersion: tls.VersionTLS12})

@@ -247,7 +247,7 @@ func TestRootConfigMap(t *testing.T) {
 	has("prod", string(a.Bundle().MarshalPEM()))
 }
 
-// M.10: a caller of another cluster is proven by the API server there, with the token and the roots in a folder.
+// M.10: a caller of another cluster is proven by the API server there, with the token and the roots in a directory.
 func TestRemoteCluster(t *testing.T) {
 	t.Parallel()
 	var sent []string // one request at a time
@@ -290,7 +290,7 @@ func TestRemoteCluster(t *testing.T) {
 	}
 	require.Error(t, must.Err(o.Istio.Authenticator.Authenticate(request("west"))))
 	for args, text := range map[string]string{
-		"east=http://x,/d": "ID=https://HOST:PORT,/FOLDER", "=https://x,/d": "ID=https", "east=https://x": "ID=https", "east=https://x,d": "ID=https",
+		"east=http://x,/d": "ID=https://HOST:PORT,/DIRECTORY", "=https://x,/d": "ID=https", "east=https://x": "ID=https", "east=https://x,d": "ID=https",
 		"Kubernetes=https://x,/d": "cluster of the server itself",
 	} {
 		_, err := parse([]string{"-kubernetes", "-remote-cluster", args}, env{}.get, io.Discard, true)

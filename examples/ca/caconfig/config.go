@@ -139,13 +139,13 @@ func (c *Config) define(fs *flag.FlagSet) {
 
 	fs.TextVar(&c.CA.TrustDomain, "trust-domain", spiffe.MustParseTrustDomain("cluster.local"),
 		"trust `domain` of the CA [TRUST_DOMAIN]")
-	fs.StringVar(&c.pluggedIn.Dir, "root-ca-dir", rootCA, "`folder` of a plugged-in CA "+
+	fs.StringVar(&c.pluggedIn.Dir, "root-ca-dir", rootCA, "`directory` of a plugged-in CA "+
 		"(default none or, in a pod, /etc/cacerts if there are files in it; else the CA is self-signed) [ROOT_CA_DIR]")
 	fs.BoolVar(&c.replaceOwn, "replace-own-ca", false,
 		"sign with the CA in -root-ca-dir although there is one in -state-dir, whose root clients trust")
 	fs.BoolVar(&c.create, "create", false, "make a self-signed CA if the store has none (without this flag: only "+
 		"in the default -state-dir, if that is empty) [CA_CREATE]")
-	fs.StringVar(&c.StateDir, "state-dir", "", "`folder` of the self-signed CA, the audit log and the roots in PEM; "+
+	fs.StringVar(&c.StateDir, "state-dir", "", "`directory` of the self-signed CA, the audit log and the roots in PEM; "+
 		"empty: a temporary one (default: one in the user's home for each trust domain)")
 	fs.DurationVar(&c.CA.DefaultTTL, "default-ttl", day,
 		"`lifetime` of a certificate whose request names none, or -max-ttl if that is less "+

@@ -80,13 +80,13 @@ func TestDefaults(t *testing.T) {
 	assert.Equal(t, 24*time.Hour, c.linkerd.Lifetime)
 	assert.Equal(t, 20*time.Second, c.linkerd.ClockSkew)
 	assert.Equal(t, "linkerd", c.linkerd.Mesh.ControlNamespace)
-	assert.False(t, c.mayCreate(), "the store is not a folder of a first start")
+	assert.False(t, c.mayCreate(), "the store is not a directory of a first start")
 	for _, addr := range []string{c.istioAddr, c.linkerdAddr, c.bundleAddr, c.adminAddr} {
 		assert.True(t, isLoopback(addr), addr)
 	}
 }
 
-// Without -kubernetes no file of a relative folder is read, and what is signed lasts an hour.
+// Without -kubernetes no file of a relative directory is read, and what is signed lasts an hour.
 func TestDevelopmentDefaults(t *testing.T) {
 	t.Parallel()
 	c := must.Get(parse(nil, env{}.get, io.Discard, true))(t)
@@ -155,14 +155,14 @@ func TestRenewByCertificate(t *testing.T) {
 	must.Get(parse(append(ra, "off"), env{}.get, io.Discard, false))(t)
 }
 
-// A CA is made in the default folder if that is empty, and elsewhere if the operator says so.
+// A CA is made in the default directory if that is empty, and elsewhere if the operator says so.
 func TestMayCreate(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	may := func(args ...string) bool {
 		return must.Get(parse(args, env{}.get, io.Discard, false))(t).mayCreate()
 	}
 	elsewhere := t.TempDir()
-	assert.True(t, may(), "there is no folder yet")
+	assert.True(t, may(), "there is no directory yet")
 	assert.False(t, may("-create=false"))
 	assert.False(t, may("-state-dir", elsewhere), "it may be a volume that is not mounted")
 	assert.True(t, may("-state-dir", elsewhere, "-create"))
@@ -410,7 +410,7 @@ func TestDevelopmentModeListensOnLoopbackOnly(t *testing.T) {
 	}
 }
 
-// Each trust domain has a folder of its own, so that one CA is not in the way of another.
+// Each trust domain has a directory of its own, so that one CA is not in the way of another.
 func TestStateDir(t *testing.T) {
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	dirs := make(map[string]bool)
@@ -423,7 +423,7 @@ func TestStateDir(t *testing.T) {
 	require.Len(t, dirs, 4)
 	for _, td := range []string{".", ".."} {
 		c := must.Get(parse([]string{"-trust-domain", td, "-linkerd-addr="}, env{}.get, io.Discard, true))(t)
-		require.Empty(t, c.StateDir, "it would be the folder of others")
+		require.Empty(t, c.StateDir, "it would be the directory of others")
 	}
 	c := must.Get(parse([]string{"-state-dir="}, env{}.get, io.Discard, true))(t)
 	require.Empty(t, c.StateDir, "a temporary one was asked for")

@@ -325,7 +325,7 @@ func TestNoFreshRoot(t *testing.T) {
 // TestStoreAway: the store of the CA does not answer for 15 minutes, while the CA signs on.
 func TestStoreAway(t *testing.T) { storeAway(t, false) }
 
-// TestStoreUnfit: nor is it critical that only an operator mends it, as of a folder that is gone.
+// TestStoreUnfit: nor is it critical that only an operator mends it, as of a directory that is gone.
 func TestStoreUnfit(t *testing.T) { storeAway(t, true) }
 
 func storeAway(t *testing.T, unfit bool) {
@@ -448,7 +448,7 @@ type later struct{ error }
 
 func (later) Retryable() (time.Duration, bool) { return 0, true }
 
-// demo is a program of the folder examples as prometheus.yaml has it.
+// demo is a program of the directory examples as prometheus.yaml has it.
 type demo struct {
 	args    []string // beside those for free ports
 	named   string   // how the program prints where its metrics are

@@ -197,7 +197,7 @@ func (b *tab) until(expression string) {
 	}
 }
 
-// shot writes a picture of the page, if SVIDKIT_SCREENSHOTS names a folder.
+// shot writes a picture of the page, if SVIDKIT_SCREENSHOTS names a directory.
 func (b *tab) shot(name string, width int, dark bool) {
 	b.t.Helper()
 	dir := os.Getenv("SVIDKIT_SCREENSHOTS")

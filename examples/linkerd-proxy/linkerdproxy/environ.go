@@ -55,10 +55,10 @@ var variables = settings.Table{
 		{Name: "LINKERD_PROXY_TRUST_ANCHORS_BLOB", Check: instead(envBlob), Doc: "refused: a slip for " + envBlob,
 			Origin: firstDesign},
 		{Name: envTokenFile, Form: settings.Path,
-			Doc: "token of the service account, or the folder with the file token; required", Origin: firstDesign +
+			Doc: "token of the service account, or the directory with the file token; required", Origin: firstDesign +
 				", " + today},
 		{Name: envStoreDir, Form: settings.Path,
-			Doc: "folder in memory that gets key.der, csr.p8 and trust-anchors.pem", Origin: firstDesign},
+			Doc: "directory in memory that gets key.der, csr.p8 and trust-anchors.pem", Origin: firstDesign},
 		{Name: envAddr, Doc: "certifier: host or host:port, port 8080 if there is none", Origin: firstDesign},
 		{Name: envIdentity, Doc: "name of the certifier; not to be set if it is on this host", Origin: firstDesign},
 		{Name: envDstAddr, Doc: "destination service, which says where requests without a route go, port 8086 if " +
@@ -76,7 +76,7 @@ var variables = settings.Table{
 		{Name: envServerID, Doc: "identity of the workload, where " + envLocalName + " is not set", Origin: today},
 		{Name: envServerName, Doc: "its server name, which is the same", Origin: today},
 		{Name: envAnchors, Check: checkAnchors, Doc: "trust anchors in PEM", Origin: today},
-		{Name: envDir, Form: settings.Path, Doc: "folder in memory that gets key.p8 and csr.der", Origin: today},
+		{Name: envDir, Form: settings.Path, Doc: "directory in memory that gets key.p8 and csr.der", Origin: today},
 		{Name: envSvcAddr, Doc: "certifier: host:port", Origin: today},
 		{Name: envSvcName, Doc: "name of the certifier; ignored if it is on this host", Origin: today},
 		{

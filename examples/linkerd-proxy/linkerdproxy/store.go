@@ -61,7 +61,7 @@ func openStore(cfg *Config) (*store, error) {
 	if cfg.Dir != "" {
 		var err error
 		if folder, err = openDir(cfg); err != nil {
-			return nil, fmt.Errorf("the folder of the identity: %s: %w", cfg.Dir, err)
+			return nil, fmt.Errorf("the directory of the identity: %s: %w", cfg.Dir, err)
 		}
 		defer folder.Close()
 	}
@@ -86,7 +86,7 @@ func openStore(cfg *Config) (*store, error) {
 			continue
 		}
 		if err := fileset.Replace(folder, f.name, fileset.File{Data: f.data, Mode: storeMode}); err != nil {
-			return nil, fmt.Errorf("the folder of the identity: %s: %w", cfg.Dir, err)
+			return nil, fmt.Errorf("the directory of the identity: %s: %w", cfg.Dir, err)
 		}
 	}
 	return s, nil
@@ -106,7 +106,7 @@ func openDir(cfg *Config) (*os.Root, error) {
 	warn := func(err error) { cfg.Logger.Warn("linkerdproxy: the store is not safe from other users", "err", err) }
 	root, err := private.OpenDir(cfg.Dir, private.Options{Warn: warn})
 	if err != nil {
-		return nil, fmt.Errorf("%w (mount a folder in memory there)", err)
+		return nil, fmt.Errorf("%w (mount a directory in memory there)", err)
 	}
 	err = fileset.Replace(root, probeName, fileset.File{Mode: storeMode})
 	if err == nil {

@@ -37,7 +37,7 @@ func TestStoreInMemory(t *testing.T) {
 	conformance.Covers(t, "LNK-9-7", "LNK-9-8")
 	memory, err := os.MkdirTemp("/dev/shm", "linkerdproxy")
 	if err != nil {
-		t.Skip("there is no folder in memory: " + err.Error())
+		t.Skip("there is no directory in memory: " + err.Error())
 	}
 	t.Cleanup(func() { assert.NoError(t, os.RemoveAll(memory)) })
 	require.Equal(t, "tmpfs", mountedAt(t, memory))
@@ -62,7 +62,7 @@ func TestStoreInMemory(t *testing.T) {
 	}
 }
 
-// The key is in the store, which is a folder in memory, and in no file elsewhere. Without a store there is no file at all, and with
+// The key is in the store, which is a directory in memory, and in no file elsewhere. Without a store there is no file at all, and with
 // one there is none after the start: the key does not change.
 func TestKeyReachesNoDisk(t *testing.T) {
 	rounds.Slow(t)

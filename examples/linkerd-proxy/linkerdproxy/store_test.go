@@ -22,7 +22,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 )
 
-// files returns the names in a folder, and checks that each is 0400.
+// files returns the names in a directory, and checks that each is 0400.
 func files(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	entries := must.Get(os.ReadDir(dir))(t)
@@ -78,14 +78,14 @@ func TestBeforeTheKey(t *testing.T) {
 		"empty token": {func(t *testing.T, c *linkerdproxy.Config) {
 			require.NoError(t, os.WriteFile(c.TokenFile, []byte("\n"), 0o600))
 		}, "is empty"},
-		"folder without a token": {func(t *testing.T, c *linkerdproxy.Config) { c.TokenFile = t.TempDir() }, "token"},
-		"no store":               {func(_ *testing.T, c *linkerdproxy.Config) { c.Dir += "/missing" }, "mount a folder in memory"},
+		"directory without a token": {func(t *testing.T, c *linkerdproxy.Config) { c.TokenFile = t.TempDir() }, "token"},
+		"no store":                  {func(_ *testing.T, c *linkerdproxy.Config) { c.Dir += "/missing" }, "mount a directory in memory"},
 		"store is a file": {func(t *testing.T, c *linkerdproxy.Config) {
 			c.Dir += "/file"
 			require.NoError(t, os.WriteFile(c.Dir, nil, 0o600))
-		}, "the folder of the identity: "},
+		}, "the directory of the identity: "},
 		"store cannot be written": {func(t *testing.T, c *linkerdproxy.Config) {
-			if os.Getuid() == 0 { // for which no mode counts: a folder in the place of the file that is tried
+			if os.Getuid() == 0 { // for which no mode counts: a directory in the place of the file that is tried
 				require.NoError(t, os.MkdirAll(filepath.Join(c.Dir, ".linkerdproxy-probe", "x"), 0o700))
 				return
 			}
@@ -110,7 +110,7 @@ func TestBeforeTheKey(t *testing.T) {
 	}
 }
 
-// A folder stands for the token in it, as in the first design.
+// A directory stands for the token in it, as in the first design.
 func TestTokenFolder(t *testing.T) {
 	t.Parallel()
 	s := newService(t, time.Hour)

@@ -12,7 +12,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/must"
 )
 
-// The kernel is asked: it refuses to make a folder durable that is on no disk.
+// The kernel is asked: it refuses to make a directory durable that is on no disk.
 func TestSyncDirReachesTheKernel(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {

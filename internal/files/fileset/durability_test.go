@@ -17,7 +17,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
-// history has a folder written three times, of which the second fails when all is written and nothing of it durable, and is
+// history has a directory written three times, of which the second fails when all is written and nothing of it durable, and is
 // repeated, and returns what was done.
 func history(t *testing.T, plain bool) []diskcrash.Write {
 	dir, j := t.TempDir(), &diskcrash.Journal{}
@@ -40,8 +40,8 @@ func history(t *testing.T, plain bool) []diskcrash.Write {
 	return j.Writes
 }
 
-// survivor checks a folder after a crash: its files are of one version, the last that was reported as written or the one
-// after it, once the folder was opened, and with links before that; and it can be written.
+// survivor checks a directory after a crash: its files are of one version, the last that was reported as written or the one
+// after it, once the directory was opened, and with links before that; and it can be written.
 func survivor(t *testing.T, plain bool) func(dir string, saved int) error {
 	return func(dir string, saved int) error {
 		look := func() error {

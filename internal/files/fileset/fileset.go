@@ -117,7 +117,7 @@ func openRoot(path string, o Options, open func(string, private.Options) (*os.Ro
 	}
 	info, err := root.Stat(".")
 	if err == nil && private.HasOwner(info) && info.Mode()&fs.ModeSticky != 0 && info.Mode().Perm()&0o022 != 0 {
-		err = fmt.Errorf("%s: %w: it has mode %04o, so that all users can make files in it; choose a folder in "+
+		err = fmt.Errorf("%s: %w: it has mode %04o, so that all users can make files in it; choose a directory in "+
 			"it, such as %q",
 			path, private.ErrUnsafe, info.Mode().Perm(), filepath.Join(path, "identity"))
 		if o.Warn != nil {
@@ -169,7 +169,7 @@ func (f *Folder) Check() error {
 	}
 	have, err := f.root.Stat(".")
 	if err == nil && !os.SameFile(now, have) {
-		err = fmt.Errorf("%s is another folder by now", f.path)
+		err = fmt.Errorf("%s is another directory by now", f.path)
 	}
 	return err
 }
@@ -337,7 +337,7 @@ func (f *Folder) finish() error {
 	case err != nil:
 		return err
 	case !info.IsDir():
-		return fmt.Errorf("%s is not a folder, and was not made by %s: remove it", path, f.o.Program)
+		return fmt.Errorf("%s is not a directory, and was not made by %s: remove it", path, f.o.Program)
 	}
 	if err := private.Check(path, info, private.Options{Keys: true}); err != nil {
 		return err

@@ -18,7 +18,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
-// The modes hold under any umask, and a folder with the setgid bit hands on its group.
+// The modes hold under any umask, and a directory with the setgid bit hands on its group.
 func TestFolderSetgid(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -130,7 +130,7 @@ func TestDisk(t *testing.T) {
 	}
 }
 
-// A folder of another user, a set that another user has put there, and a file of another user that has the same
+// A directory of another user, a set that another user has put there, and a file of another user that has the same
 // contents are not taken.
 func TestForeignOwner(t *testing.T) {
 	t.Parallel()

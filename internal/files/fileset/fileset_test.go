@@ -18,7 +18,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
-// Readers that spin while the folder is written see each name at all times, and never two files of different versions.
+// Readers that spin while the directory is written see each name at all times, and never two files of different versions.
 func TestFolderReaders(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
@@ -41,7 +41,7 @@ func TestFolderReaders(t *testing.T) {
 				before := version.Load()
 				data, err := os.ReadFile(filepath.Join(dir, name))
 				if errors.Is(err, fs.ErrNotExist) && version.Load()-before > 1 {
-					return "", false // two versions later the folder that the name led to is gone
+					return "", false // two versions later the directory that the name led to is gone
 				}
 				return string(data), assert.NoError(t, err)
 			}

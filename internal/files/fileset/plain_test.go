@@ -60,7 +60,7 @@ func versions(t testing.TB, dir string) (have []string) {
 
 func all(version int) []string { return slices.Repeat([]string{strconv.Itoa(version)}, len(names)) }
 
-// list returns the names in a folder.
+// list returns the names in a directory.
 func list(t testing.TB, dir string) (have []string) {
 	t.Helper()
 	for _, e := range must.Get(os.ReadDir(dir))(t) {
@@ -168,7 +168,7 @@ func steps(t testing.TB, plain bool) (steps []string) {
 	return steps
 }
 
-// A step that fails, as on a full disk, leaves a whole set in the folder, the old one if it comes before the commit.
+// A step that fails, as on a full disk, leaves a whole set in the directory, the old one if it comes before the commit.
 // What was written for nothing is removed, and the next write succeeds.
 func TestFailure(t *testing.T) {
 	rounds.NotShort(t)
@@ -306,7 +306,7 @@ func TestPlainReaders(t *testing.T) {
 	assert.Greater(t, read.Load(), int64(10))
 }
 
-// Links and folders that are put into the place of our files are not followed, and not written to.
+// Links and directories that are put into the place of our files are not followed, and not written to.
 func TestLinkAttacks(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS == "windows" {
@@ -335,12 +335,12 @@ func TestLinkAttacks(t *testing.T) {
 	outside := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(outside, "key"), []byte("planted"), 0o600))
 	require.NoError(t, os.Symlink(outside, filepath.Join(dir, nextFolder)))
-	require.ErrorContains(t, must.Err(Open(dir, options(true))), "..next is not a folder")
+	require.ErrorContains(t, must.Err(Open(dir, options(true))), "..next is not a directory")
 	require.NoError(t, os.Remove(filepath.Join(dir, nextFolder)))
 	require.NoError(t, os.Mkdir(filepath.Join(dir, nextFolder), 0o755))
 	require.NoError(t, os.Chmod(filepath.Join(dir, nextFolder), 0o755))
 	_, err := Open(dir, options(true))
-	require.ErrorContains(t, err, "not safe from other users", "a folder that is not like ours")
+	require.ErrorContains(t, err, "not safe from other users", "a directory that is not like ours")
 	require.NoError(t, os.Remove(filepath.Join(dir, nextFolder)))
 
 	_ = os.Remove(filepath.Join(dir, lockName))
@@ -349,7 +349,7 @@ func TestLinkAttacks(t *testing.T) {
 	require.Equal(t, "mine", string(must.Get(os.ReadFile(victim))(t)))
 }
 
-// Replace leaves one file, and keeps to the folder.
+// Replace leaves one file, and keeps to the directory.
 func TestReplace(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -371,7 +371,7 @@ func TestReplace(t *testing.T) {
 	require.Error(t, Replace(root, "../d", File{nil, 0o600}))
 }
 
-// A folder in which all users can make files is refused, with the sticky bit too, unless the caller accepts it.
+// A directory in which all users can make files is refused, with the sticky bit too, unless the caller accepts it.
 func TestFolderOfAll(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS == "windows" {
@@ -382,7 +382,7 @@ func TestFolderOfAll(t *testing.T) {
 		require.NoError(t, os.Chmod(dir, mode))
 		_, err := Open(dir, options(true))
 		require.ErrorContains(t, err, "not safe from other users")
-		require.True(t, strings.Contains(err.Error(), "chmod") || strings.Contains(err.Error(), "choose a folder in it"), err)
+		require.True(t, strings.Contains(err.Error(), "chmod") || strings.Contains(err.Error(), "choose a directory in it"), err)
 		var told []error
 		o := options(true)
 		o.Warn = func(err error) { told = append(told, err) }
@@ -401,7 +401,7 @@ func TestFolderOfAll(t *testing.T) {
 		require.NoError(t, os.Rename(dir, dir+".old"))
 		require.ErrorIs(t, f.Check(), fs.ErrNotExist)
 		require.NoError(t, os.Mkdir(dir, 0o755))
-		require.ErrorContains(t, f.Check(), "another folder")
+		require.ErrorContains(t, f.Check(), "another directory")
 		require.NoError(t, f.Close())
 	}
 }
@@ -422,7 +422,7 @@ func TestOneWriter(t *testing.T) {
 	}
 }
 
-// Whoever can read the folder can lock it, as with flock(1): that stops no write, of plain files or links.
+// Whoever can read the directory can lock it, as with flock(1): that stops no write, of plain files or links.
 func TestLockOfAnother(t *testing.T) {
 	t.Parallel()
 	if !flock.Supported {

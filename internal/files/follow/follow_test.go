@@ -66,7 +66,7 @@ func (p *pair) take(_ context.Context, files follow.Files) error {
 
 func (p *pair) path(name string) string { return filepath.Join(p.dir, name) }
 
-// newPair returns a pair in a new folder of the host, after write has put something there.
+// newPair returns a pair in a new directory of the host, after write has put something there.
 func newPair(t testing.TB, poll time.Duration, write func(dir string)) *pair {
 	t.Helper()
 	p := &pair{dir: t.TempDir()}
@@ -111,7 +111,7 @@ func both(t testing.TB, word string) func(dir string) {
 	}
 }
 
-// version makes a folder as the kubelet does, and swaps the link "..data" to it.
+// version makes a directory as the kubelet does, and swaps the link "..data" to it.
 func version(t testing.TB, dir, name, word string) {
 	t.Helper()
 	require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o700))
@@ -132,7 +132,7 @@ func TestChanges(t *testing.T) {
 	t.Parallel()
 	onlyUnix(t)
 	for name, change := range map[string]struct {
-		before func(t testing.TB, dir string) // nil means files in the folder itself
+		before func(t testing.TB, dir string) // nil means files in the directory itself
 		change func(t testing.TB, dir string)
 	}{
 		"written in place": {change: func(t testing.TB, dir string) { both(t, "new")(dir) }},
@@ -233,7 +233,7 @@ func TestKeepsTheLastGoodFiles(t *testing.T) {
 	p.await(t, "three")
 }
 
-// A watch survives that the folder is replaced.
+// A watch survives that the directory is replaced.
 func TestFolderReplaced(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()

@@ -15,7 +15,7 @@ import (
 const mountedFile = "SVIDKIT_PRIVATE_MOUNTED" // a file in the process that TestConfigMap starts
 
 // The volume of a ConfigMap has mode 0777, and the kubelet alone writes to it: in a pod it is as safe as its files. Such a
-// folder that is no volume is not.
+// directory that is no volume is not.
 func TestConfigMap(t *testing.T) {
 	if file := os.Getenv(mountedFile); file != "" {
 		require.NoError(t, must.Get(private.OpenFile(file, os.O_RDONLY, private.Options{}))(t).Close())
@@ -41,7 +41,7 @@ func TestConfigMap(t *testing.T) {
 	require.NoError(t, os.Symlink("..2026", filepath.Join(volume, "..data")))
 	require.NoError(t, os.Symlink("..data/workloads.json", filepath.Join(volume, "workloads.json")))
 	_, err := private.OpenFile(filepath.Join(volume, "workloads.json"), os.O_RDONLY, private.Options{})
-	require.ErrorIs(t, err, private.ErrUnsafe, "a folder of that name")
+	require.ErrorIs(t, err, private.ErrUnsafe, "a directory of that name")
 
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-c", `mount --bind "$1" "$2" || exit 77; exec "$0" -test.run='^TestConfigMap$'`, os.Args[0], volume, at)
 	cmd.Env = append(os.Environ(), mountedFile+"="+filepath.Join(at, "workloads.json"), "KUBERNETES_SERVICE_HOST=10.96.0.1")

@@ -88,7 +88,7 @@ func openDir(path string, o Options, sync func(dir string) error) (*os.Root, err
 		if err == nil && len(missing) > 0 && sync == nil {
 			err = &fs.PathError{Op: "open", Path: path, Err: fs.ErrNotExist}
 		} else if err == nil && len(missing) == 0 && !info.IsDir() {
-			err = fmt.Errorf("%s is not a folder", path)
+			err = fmt.Errorf("%s is not a directory", path)
 		}
 		if err != nil {
 			return nil, err

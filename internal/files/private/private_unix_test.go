@@ -36,7 +36,7 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// tempDir returns a folder that no link leads to.
+// tempDir returns a directory that no link leads to.
 func tempDir(t *testing.T) string {
 	t.Helper()
 	return must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
@@ -120,9 +120,9 @@ func TestModes(t *testing.T) {
 				want string
 				path string
 			}{
-				"keys folder":        {openDir(dir, private.Options{Keys: true}), tc.keys, dir},
+				"keys directory":     {openDir(dir, private.Options{Keys: true}), tc.keys, dir},
 				"folder":             {openDir(dir, private.Options{}), tc.usual, dir},
-				"a folder above":     {openDir(filepath.Join(dir, "below"), private.Options{}), tc.usual, dir},
+				"a directory above":  {openDir(filepath.Join(dir, "below"), private.Options{}), tc.usual, dir},
 				"above one of keys":  {openDir(filepath.Join(dir, "below"), private.Options{Keys: true}), tc.usual, dir},
 				"missing below":      {ignoreMissing(openDir(filepath.Join(dir, "none"), private.Options{})), tc.usual, dir},
 				"keys file":          {openFile(file, private.Options{Keys: true}), tc.fileKeys, file},
@@ -177,20 +177,20 @@ func TestCheckJudgesTheDescriptor(t *testing.T) {
 	}{
 		{what: "ours", mode: 0o600, uid: own, gid: group, keys: true},
 		{what: "root's", mode: 0o600, uid: 0, gid: 0, keys: true},
-		{what: "root's folder of a Kubernetes Secret", mode: fs.ModeDir | fs.ModeSticky | 0o777, uid: 0, gid: 0},
+		{what: "root's directory of a Kubernetes Secret", mode: fs.ModeDir | fs.ModeSticky | 0o777, uid: 0, gid: 0},
 		{what: "root's file of a Kubernetes Secret", mode: 0o644, uid: 0, gid: 0},
-		{what: "root's folder with the fsGroup of this process", mode: fs.ModeDir | fs.ModeSetgid | 0o775, uid: 0, gid: group},
+		{what: "root's directory with the fsGroup of this process", mode: fs.ModeDir | fs.ModeSetgid | 0o775, uid: 0, gid: group},
 		{what: "a file in it", mode: 0o660, uid: own, gid: group},
 		{what: "the group of root", mode: 0o664, uid: 0, gid: 0},
 		{what: "another user's file", mode: 0o600, uid: otherUser, gid: group, want: "the file belongs to user 54321"},
 		{what: "another user's keys", mode: 0o600, uid: otherUser, gid: group, keys: true, want: "the file belongs to user 54321"},
-		{what: "another user's folder", mode: fs.ModeDir | 0o700, uid: otherUser, gid: group, want: "the folder belongs to user 54321"},
-		{what: "another user's sticky folder", mode: fs.ModeDir | fs.ModeSticky | 0o777, uid: otherUser, gid: 0, want: "the folder belongs to user 54321"},
+		{what: "another user's directory", mode: fs.ModeDir | 0o700, uid: otherUser, gid: group, want: "the directory belongs to user 54321"},
+		{what: "another user's sticky directory", mode: fs.ModeDir | fs.ModeSticky | 0o777, uid: otherUser, gid: 0, want: "the directory belongs to user 54321"},
 		{what: "writable by another group", mode: 0o664, uid: 0, gid: otherGroup, want: "chmod g-w", acceptable: true},
-		{what: "a folder writable by another group", mode: fs.ModeDir | fs.ModeSetgid | 0o775, uid: 0, gid: otherGroup, want: "chmod g-w", acceptable: true},
+		{what: "a directory writable by another group", mode: fs.ModeDir | fs.ModeSetgid | 0o775, uid: 0, gid: otherGroup, want: "chmod g-w", acceptable: true},
 		{what: "writable by all and another group", mode: 0o666, uid: own, gid: otherGroup, want: "chmod go-w", acceptable: true},
 		{what: "an emptyDir", mode: fs.ModeDir | 0o777, uid: 0, gid: 0, want: "chmod o-w", acceptable: true},
-		{what: "a folder of keys that others list", mode: fs.ModeDir | 0o750, uid: own, gid: group, keys: true, want: "chmod 0700"},
+		{what: "a directory of keys that others list", mode: fs.ModeDir | 0o750, uid: own, gid: group, keys: true, want: "chmod 0700"},
 		{what: "a file of keys that our group reads", mode: 0o640, uid: own, gid: group, keys: true, want: "chmod 0600"},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
@@ -249,7 +249,7 @@ func TestOwners(t *testing.T) {
 		refused(t, openDir(dirLink, o), fmt.Sprintf("chown -h 0 %q", dirLink))
 		_, err := private.MakeDir(filepath.Join(folder, "new"), o)
 		refused(t, err, fmt.Sprintf("chown 0 %q", folder))
-		assert.NoDirExists(t, filepath.Join(folder, "new"), "nothing is made before the folder above is judged")
+		assert.NoDirExists(t, filepath.Join(folder, "new"), "nothing is made before the directory above is judged")
 		_, err = private.OpenFile(filepath.Join(folder, "new"), os.O_CREATE|os.O_RDWR, o)
 		refused(t, err, fmt.Sprintf("chown 0 %q", folder))
 		assert.NoFileExists(t, filepath.Join(folder, "new"))
@@ -272,7 +272,7 @@ func TestOwners(t *testing.T) {
 	require.NoError(t, openDir(below, private.Options{}), "the group cannot replace what is in it")
 }
 
-// A folder of root that all may write to, without sticky bit, is what an emptyDir of Kubernetes is.
+// A directory of root that all may write to, without sticky bit, is what an emptyDir of Kubernetes is.
 func TestEmptyDir(t *testing.T) {
 	t.Parallel()
 	volume := mkdir(t, 0o777, tempDir(t), "volume")
@@ -288,7 +288,7 @@ func TestEmptyDir(t *testing.T) {
 	}
 }
 
-// The volume of a Secret: links that are swapped, in a folder of root that all may write to, with sticky bit.
+// The volume of a Secret: links that are swapped, in a directory of root that all may write to, with sticky bit.
 func TestSecretVolume(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
@@ -350,7 +350,7 @@ func TestLinks(t *testing.T) {
 	require.NoError(t, err, "as open(2) does")
 	require.NoError(t, f.Close())
 	assert.FileExists(t, filepath.Join(base, "nothing"))
-	// A link leads through a folder that others can change.
+	// A link leads through a directory that others can change.
 	bad := mkdir(t, 0o777, base, "bad")
 	refused(t, openFile(link(write(t, 0o600, bad, "file"), "into"), private.Options{}), fmt.Sprintf("chmod o-w %q", bad))
 }
@@ -364,7 +364,7 @@ func TestSpecialFiles(t *testing.T) {
 		require.ErrorContains(t, err, "not a regular file", "and nothing waits for a writer")
 	}
 	file := write(t, 0o600, base, "file")
-	require.ErrorContains(t, openDir(file, private.Options{}), "not a folder")
+	require.ErrorContains(t, openDir(file, private.Options{}), "not a directory")
 	require.Error(t, openDir("", private.Options{}))
 	require.ErrorIs(t, openIn(base, "none", private.Options{}), fs.ErrNotExist)
 	require.ErrorIs(t, openDir(filepath.Join(base, "none", "none"), private.Options{}), fs.ErrNotExist)
@@ -383,7 +383,7 @@ func TestMakeDir(t *testing.T) {
 		info := must.Get(root.Stat("."))(t)
 		assert.Equal(t, tc.want, info.Mode().Perm())
 		require.NoError(t, root.Close())
-		assert.Equal(t, []string{base, filepath.Join(base, tc.want.String()), filepath.Dir(dir)}, synced, "each folder with a new name is made durable")
+		assert.Equal(t, []string{base, filepath.Join(base, tc.want.String()), filepath.Dir(dir)}, synced, "each directory with a new name is made durable")
 		require.NoError(t, os.Chmod(dir, 0o711))
 		root = must.Get(private.MakeDir(dir, private.Options{Mode: tc.mode}))(t)
 		info = must.Get(root.Stat("."))(t)
@@ -438,7 +438,7 @@ func TestOpenFileCreates(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrExist)
 }
 
-// The kernel is asked: it refuses to make a folder durable that is on no disk.
+// The kernel is asked: it refuses to make a directory durable that is on no disk.
 func TestSyncDirReachesTheKernel(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
@@ -482,7 +482,7 @@ func TestCheckKeyFile(t *testing.T) {
 	}
 }
 
-// What another program has put into place is read unless it is in a folder that this program writes to.
+// What another program has put into place is read unless it is in a directory that this program writes to.
 func TestOpenGiven(t *testing.T) {
 	t.Parallel()
 	base := tempDir(t)
@@ -500,7 +500,7 @@ func TestOpenGiven(t *testing.T) {
 	require.ErrorIs(t, open(filepath.Join(given, "none.pem"), false), fs.ErrNotExist)
 	require.ErrorIs(t, open(filepath.Join(gone, "cert.pem"), false), fs.ErrNotExist)
 	refused(t, open(write(t, 0o644, given, "shown.pem"), true), "chmod ")
-	refused(t, open(write(t, 0o666, given, "all.pem"), false), "chmod ") // a Warn excuses folders alone
+	refused(t, open(write(t, 0o666, given, "all.pem"), false), "chmod ") // a Warn excuses directories alone
 
 	mine := write(t, 0o600, own, "cert.pem")
 	require.NoError(t, os.Symlink(mine, filepath.Join(given, "link.pem")))

@@ -13,9 +13,9 @@ import (
 	"github.com/svidkit/svidkit/internal/test/must"
 )
 
-const sandbox = "SVIDKIT_PRIVATE_SANDBOX" // a folder in the process that TestSandbox starts
+const sandbox = "SVIDKIT_PRIVATE_SANDBOX" // a directory in the process that TestSandbox starts
 
-// In a user namespace that maps this user alone, as sandboxes have it, the folders of root belong to no user that has a
+// In a user namespace that maps this user alone, as sandboxes have it, the directories of root belong to no user that has a
 // number. What is below them works, and what belongs to another user is refused as ever.
 func TestSandbox(t *testing.T) {
 	t.Parallel()
@@ -25,7 +25,7 @@ func TestSandbox(t *testing.T) {
 		if uid == 0 {
 			uid, gid = 1000, 1000
 		}
-		dir, err := os.MkdirTemp("/tmp", "sandbox") // folders of the test belong to root
+		dir, err := os.MkdirTemp("/tmp", "sandbox") // directories of the test belong to root
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = os.RemoveAll(dir) })
 		file := write(t, 0o644, dir, "of-another")

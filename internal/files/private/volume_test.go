@@ -22,7 +22,7 @@ func TestPodVolume(t *testing.T) {
 	}{
 		"on the disk":              {head + disk, true},
 		"in memory":                {head + mem, true},
-		"a folder of the host":     {head + host, false},
+		"a directory of the host":  {head + host, false},
 		"another mount":            {head + other, false},
 		"no mount":                 {head, false},
 		"a line that is too short": {"1 2 - tmpfs tmpfs rw\n" + head, false},
@@ -32,5 +32,5 @@ func TestPodVolume(t *testing.T) {
 	}
 	assert.False(t, private.PodVolume(t.TempDir()), "in no pod")
 	t.Setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-	assert.False(t, private.PodVolume(t.TempDir()), "a folder that is no mount")
+	assert.False(t, private.PodVolume(t.TempDir()), "a directory that is no mount")
 }

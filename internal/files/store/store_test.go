@@ -65,7 +65,7 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// In a folder that others can write to nothing is believed but what is in a folder of our own.
+// In a directory that others can write to nothing is believed but what is in a directory of our own.
 func TestWritableByOthers(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS == "windows" {
@@ -85,7 +85,7 @@ func TestWritableByOthers(t *testing.T) {
 	require.ErrorIs(t, must.Err(read(s, "file", 100, false)), private.ErrUnsafe)
 }
 
-// Several stores of one folder, as several processes have them, do not get into each other's way.
+// Several stores of one directory, as several processes have them, do not get into each other's way.
 func TestConcurrentStores(t *testing.T) {
 	t.Parallel()
 	path := t.TempDir()

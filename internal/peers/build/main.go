@@ -1,5 +1,5 @@
 // Command build makes what package peers runs, or those peers that are named, one after the other, and says how long
-// each took. Run it in the folder of package peers:
+// each took. Run it in the directory of package peers:
 //
 //	go run ./build [NAME...]
 package main

@@ -80,7 +80,7 @@ type demo struct {
 	*athenztest.Place
 	t        testing.TB
 	kube     Kubernetes
-	programs string // their folder
+	programs string // their directory
 	logs     programtest.Log
 
 	kubelet, signing string // URLs
@@ -92,13 +92,13 @@ type demo struct {
 	answered chan int // of the agent
 }
 
-// Build builds the programs and returns their folder.
+// Build builds the programs and returns their directory.
 func Build(t testing.TB) (programs string) {
 	t.Helper()
 	return programtest.Build(t, "athenz-agent", "athenz-provider", "athenz-sia")
 }
 
-// Show shows a pod's life, with the programs in a folder. What is not as it has to be ends t.
+// Show shows a pod's life, with the programs in a directory. What is not as it has to be ends t.
 func Show(t testing.TB, programs string, out io.Writer, k Kubernetes) *sequence.Trace {
 	t.Helper()
 	d := &demo{

@@ -15,7 +15,7 @@ import (
 //go:embed */*.tsv
 var data embed.FS
 
-// book is a table of rows, and the page that is made of it. Its data are in the folder of its name.
+// book is a table of rows, and the page that is made of it. Its data are in the directory of its name.
 type book struct {
 	name      string
 	page      string

@@ -279,7 +279,7 @@ func TestForbidden(t *testing.T) {
 	}
 }
 
-// TestTopLevel holds the list of folders and files at the root.
+// TestTopLevel holds the list of directories and files at the root.
 func TestTopLevel(t *testing.T) {
 	t.Parallel()
 	want := []string{

@@ -97,7 +97,7 @@ type workload struct {
 	log                      programtest.Log
 }
 
-// memory returns a folder of t in memory, as injectors mount one for keys; where there is none, it is on a disk.
+// memory returns a directory of t in memory, as injectors mount one for keys; where there is none, it is on a disk.
 func memory(t *testing.T) string {
 	dir, err := os.MkdirTemp("/dev/shm", "mesh")
 	if err != nil {

@@ -136,7 +136,7 @@ func Run(t testing.TB, path string, log io.Writer, environ []string, args ...str
 	}
 }
 
-// ExitCodes requires that the programs in a folder end with 0 for -version and -help, and with 2 for what is wrong
+// ExitCodes requires that the programs in a directory end with 0 for -version and -help, and with 2 for what is wrong
 // with an argument or with a variable of theirs.
 func ExitCodes(t *testing.T, dir string, programs map[string]string) {
 	t.Helper()

@@ -120,7 +120,7 @@ func TestService(t *testing.T) {
 const isolated = "SVIDKIT_TEST_ISOLATED"
 
 // isolate runs the test that calls it in a network namespace of its own, as other programs may use the ports of the commands,
-// and with folders whose changes other processes do not see. It reports whether this is that process.
+// and with directories whose changes other processes do not see. It reports whether this is that process.
 func isolate(t *testing.T, folders ...string) bool {
 	if os.Getenv(isolated) != "" {
 		if len(folders) > 0 {
@@ -165,7 +165,7 @@ func isolate(t *testing.T, folders ...string) bool {
 	return false
 }
 
-// terminal runs a command as a shell in the folder of the project does, until Ctrl-C.
+// terminal runs a command as a shell in the directory of the project does, until Ctrl-C.
 type terminal struct {
 	t   *testing.T
 	cmd *exec.Cmd
@@ -279,7 +279,7 @@ func TestTwoCommands(t *testing.T) {
 	healthy(authority.interrupt())
 	healthy(agent.interrupt())
 
-	// What the CA prints for another folder, with a control plane: its stream has the token.
+	// What the CA prints for another directory, with a control plane: its stream has the token.
 	authority = open(t, printed[1]+" -state-dir "+filepath.Join(home, "elsewhere")+" -create", user...)
 	authority.await("metrics, health:")
 	command := regexp.MustCompile(`(?m)^agent of demo/web: +(.*)$`).FindStringSubmatch(authority.text())

@@ -16,7 +16,7 @@
 //
 // A server that has no other name is server: its standard output is in the file server.out, and its log in
 // server.err. The ports of a ca are free ones unless flags name others. The variables ISTIO, LINKERD, BUNDLE and
-// ADMIN are their addresses; DIR is the folder of a CA that no flag names.
+// ADMIN are their addresses; DIR is the directory of a CA that no flag names.
 package scripttest
 
 import (
@@ -48,7 +48,7 @@ const patience = 2 * time.Minute
 // ready is what a server prints at last.
 var ready = map[string]string{"ca": "metrics, health:", "agent": "secrets for Envoy:"}
 
-// Run runs each script in the folder as a parallel subtest, with the programs of the folder examples that have these
+// Run runs each script in the directory as a parallel subtest, with the programs of the directory examples that have these
 // names.
 func Run(t *testing.T, dir string, programs ...string) {
 	t.Helper()
@@ -75,7 +75,7 @@ func Run(t *testing.T, dir string, programs ...string) {
 	})
 }
 
-// short is the folder for temporary files, by its short name where it has one.
+// short is the directory for temporary files, by its short name where it has one.
 func short() string {
 	if info, err := os.Stat("/tmp"); err == nil && info.IsDir() {
 		return "/tmp"

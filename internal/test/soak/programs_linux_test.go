@@ -103,7 +103,7 @@ func limited(t *testing.T, path string, environ []string, args ...string) *progr
 	return programtest.Start(t, "/bin/sh", nil, append(environ, "PATH=/bin:/usr/bin"), append([]string{"-c", script, path}, args...)...)
 }
 
-// memoryGroup returns the folder of a new memory cgroup, of version 1 or 2, or "" if there cannot be one.
+// memoryGroup returns the directory of a new memory cgroup, of version 1 or 2, or "" if there cannot be one.
 func memoryGroup(t *testing.T, name string) string {
 	t.Helper()
 	for _, at := range [][2]string{{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"}, {"/sys/fs/cgroup", "memory.max"}} {
@@ -215,7 +215,7 @@ func free(t *testing.T, n int) (addrs []string) {
 
 const programLife = 10 * time.Second // of the identities of the programs
 
-// programs runs the programs of examples, with 512 descriptors each, in a new folder, which it returns with what they listen at.
+// programs runs the programs of examples, with 512 descriptors each, in a new directory, which it returns with what they listen at.
 // What is noted of each identity that the agent has given is the end.
 func programs(t *testing.T, certificates map[time.Time]bool) (dir string, targets []target) {
 	t.Helper()
@@ -253,7 +253,7 @@ func programs(t *testing.T, certificates map[time.Time]bool) (dir string, target
 	require.Eventually(t, func() bool { return os.Chmod(filepath.Dir(socket), 0o755) == nil && os.Chmod(socket, 0o666) == nil }, time.Minute, 50*time.Millisecond)
 
 	xds := filepath.Join(root, "etc/istio/proxy/XDS")
-	for at := xds; at != root; at = filepath.Dir(at) { // of the socket, and of the folders to it
+	for at := xds; at != root; at = filepath.Dir(at) { // of the socket, and of the directories to it
 		require.Eventually(t, func() bool { return os.Chmod(at, 0o777) == nil }, time.Minute, 50*time.Millisecond)
 	}
 

@@ -15,7 +15,7 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 )
 
-const smallDisk = "SVIDKIT_AUDITLOG_DISK" // a folder in the process that TestSmallDisk starts
+const smallDisk = "SVIDKIT_AUDITLOG_DISK" // a directory in the process that TestSmallDisk starts
 
 // A disk of the kernel that another program fills: records are refused, Err says so although nothing is recorded, and
 // when there is room again both go on by themselves.

@@ -3,7 +3,7 @@
 // Tests judge by them: package spiffe/workloadapi has messages of its own, which link no reflection, and
 // compares every one with these. They are generated from workloadapi.proto, which has the published field
 // numbers under a package name of our own. To change them, edit that file and descriptors/reflection.proto
-// and run go generate in both folders; it wants protoc 3.21.12 and protoc-gen-go v1.36.12 in PATH. Never
+// and run go generate in both directories; it wants protoc 3.21.12 and protoc-gen-go v1.36.12 in PATH. Never
 // print an [X509SVID], a [WITSVID] or a [JWTSVID]: the String method that the generator gives them shows
 // the private key, or the token.
 package workloadapi

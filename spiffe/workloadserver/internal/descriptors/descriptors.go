@@ -1,6 +1,6 @@
 // Package descriptors has the descriptors of the SPIFFE Workload API for server reflection, as bytes: a
 // server hands them out without looking into them, and without linking reflection itself. To change them,
-// edit reflection.proto and run go generate in this folder; it wants protoc 3.21.12 in PATH.
+// edit reflection.proto and run go generate in this directory; it wants protoc 3.21.12 in PATH.
 package descriptors
 
 import _ "embed" // for WorkloadAPI
