@@ -235,7 +235,7 @@ func (s *Server) listen() error {
 
 func (s *Server) warn(dir string, err error) {
 	ratelog.Patient(s.Logger).Warn("unixsocket: users other than the owner may replace the socket; take away write "+
-		"permission of its directory", slog.String("folder", dir), slog.Any("err", err))
+		"permission of its directory", slog.String("dir", dir), slog.Any("err", err))
 }
 
 // open makes the socket in an open directory, in the place of a dead one.
