@@ -59,6 +59,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest/federationtest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
@@ -136,9 +137,9 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	must.Get(byName.GenerateSecret(t.Context(), "file-cert:"+mounted+"~"+mounted))(t)
 
 	// What an API server has.
-	api := kubetest.Start(t)
-	api.Put("/api/v1/namespaces/gw/secrets/web", map[string]any{"data": map[string][]byte{"tls.crt": certsPEM, "tls.key": keyPEM}})
-	gateway, err := kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: api.URL(), HTTPClient: api.Client()})
+	cluster := kubetest.Start(t)
+	cluster.Put("/api/v1/namespaces/gw/secrets/web", map[string]any{"data": map[string][]byte{"tls.crt": certsPEM, "tls.key": keyPEM}})
+	gateway, err := kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: cluster.URL(), HTTPClient: cluster.Client()})
 	require.NoError(t, err)
 	go func() { _ = gateway.Run(context.Background()) }()
 	t.Cleanup(func() { require.NoError(t, gateway.Close()) })
@@ -162,6 +163,13 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	go func() { _ = agent.Run(context.Background()) }()
 	require.NoError(t, agent.Ready(t.Context()))
 	t.Cleanup(func() { require.NoError(t, agent.Close()) })
+
+	api := must.Get(workloadserver.NewHandler(manager, nil))(t)
+	socket := &unixsocket.Server{Path: filepath.Join(folder, "api.sock"), Handler: api}
+	require.NoError(t, socket.Listen())
+	go func() { _ = socket.Run(ctx) }()
+	workload := must.Get(workloadapi.Start(t.Context(), workloadapi.Config{Address: "unix://" + socket.Path}))(t)
+	t.Cleanup(func() { require.NoError(t, workload.Close()) })
 
 	tokens := must.Get(jwtsvid.NewIssuer(td, "k", token, nil))(t)
 	wits := must.Get(witsvid.NewIssuer(td, "w", token, nil))(t)
@@ -235,6 +243,7 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"spiffe/spiffetest/workloadapitest.Server":     {served, nil},
 		"spiffe/workloadapi.Identity":                  {&workloadapi.Identity{SVID: svid}, keys},
 		"spiffe/workloadapi.Update":                    {&workloadapi.Update{Identities: []workloadapi.Identity{{SVID: svid}}}, keys},
+		"spiffe/workloadserver.Handler":                {api, []crypto.Signer{key}},
 		"spiffe/workloadserver.Identity":               {&workloadserver.Identity{SVID: svid}, keys},
 	}
 }
