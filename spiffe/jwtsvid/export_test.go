@@ -31,3 +31,8 @@ func Locked(c *Cache, f func()) {
 	defer c.mu.Unlock()
 	f()
 }
+
+// ValidateHeader validates the token in the values of an "Authorization" header.
+func ValidateHeader(v *Validator, values []string) (*Verified, error) {
+	return v.validateHeader(values)
+}

@@ -16,10 +16,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// ValidateHeader validates the token in the values of an "authorization" header, taken from an [http.Header] or from
-// the metadata of a gRPC call (JWT-SVID section 5). There must be exactly one value, with the scheme Bearer in upper
-// or lower case; otherwise the error wraps [ErrNoToken]. All else is as in [Validator.Validate].
-func (v *Validator) ValidateHeader(values []string) (*Verified, error) {
+// validateHeader validates the token in the values of an "Authorization" header (JWT-SVID section 5). There must be
+// exactly one value, with the scheme Bearer in upper or lower case.
+func (v *Validator) validateHeader(values []string) (*Verified, error) {
 	err := errNoHeader
 	switch len(values) {
 	case 0:
@@ -111,7 +110,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	if unclear := guard.Path(r); unclear != nil {
 		err = &token.Error{Kind: kind, Reason: "unclear path", Err: unclear}
 	} else if m.TLSTerminated || bearer.Confidential(r) {
-		proof, err = m.validator.ValidateHeader(r.Header["Authorization"])
+		proof, err = m.validator.validateHeader(r.Header["Authorization"])
 	}
 	if err != nil {
 		var reason token.Reason
@@ -161,12 +160,12 @@ func (m *middleware) refused(r *http.Request, id spiffe.ID, reason string, attrs
 	m.Logger.LogAttrs(r.Context(), slog.LevelDebug, message, attrs...)
 }
 
-// answer returns the status and the challenge for an error of ValidateHeader.
+// answer returns the status and the challenge for an error of validateHeader.
 func answer(err error) (status int, challenge string) {
 	switch {
 	case errors.Is(err, errHeaders), errors.Is(err, errReadable), errors.Is(err, guard.ErrPath):
 		return http.StatusBadRequest, `Bearer error="invalid_request"`
-	case errors.Is(err, ErrNoToken):
+	case errors.Is(err, token.NoToken):
 		return http.StatusUnauthorized, `Bearer realm="jwt-svid"` // RFC 6750: no error if there was no attempt
 	case errors.Is(err, ErrUnavailable):
 		return http.StatusServiceUnavailable, ""

@@ -358,12 +358,12 @@ func TestGRPC(t *testing.T) {
 	md := map[string]string{"authorization": "Bearer " + token}
 
 	// An interceptor of a server has the values of the metadata.
-	p, err := v.ValidateHeader([]string{md["authorization"]})
+	p, err := jwtsvid.ValidateHeader(v, []string{md["authorization"]})
 	require.NoError(t, err)
 	assert.Equal(t, webID, p.ID())
 	assert.Equal(t, token, jwtsvid.Token(p))
 	for _, values := range [][]string{nil, {}, {"Basic x"}, {md["authorization"], md["authorization"]}} {
-		_, err = v.ValidateHeader(values)
+		_, err = jwtsvid.ValidateHeader(v, values)
 		refused(t, err, token, "no token", "JWT-32")
 	}
 

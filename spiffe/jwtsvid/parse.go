@@ -24,10 +24,6 @@ var kind = &token.Kind{
 // domain without a bundle wraps [spiffe.ErrUnknownTrustDomain]. Its method RuleID() string returns the rule in
 // CONFORMANCE.md of package spiffe that the token breaks, or nothing.
 var (
-	// ErrNoToken says that there is no "authorization" value with the scheme Bearer, or more than one
-	// value. Only [Validator.ValidateHeader] returns it.
-	ErrNoToken error = token.NoToken
-
 	// ErrAudience says that "aud" is missing, malformed, or does not name this validator: the token was
 	// issued for another receiver.
 	ErrAudience error = token.Audience

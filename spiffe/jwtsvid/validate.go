@@ -58,8 +58,7 @@ func NewValidator(bundles spiffe.BundleSource, audience []string, opts *Validato
 
 // NewAgentValidator returns a Validator for an agent, which validates tokens on behalf of its workloads, each for
 // the audience that the workload names: see [Validator.ValidateJWTSVID]. It has no audience of its own, so Validate
-// and ValidateHeader refuse every token, and [Middleware] refuses the Validator. Otherwise it is as from
-// [NewValidator].
+// refuses every token, and [Middleware] refuses the Validator. Otherwise it is as from [NewValidator].
 func NewAgentValidator(bundles spiffe.BundleSource, opts *ValidatorOptions) (*Validator, error) {
 	return newValidator(bundles, nil, opts)
 }
@@ -140,7 +139,7 @@ func (v *Validator) validate(text string, audience []string) (*Verified, *token.
 		return nil, e
 	}
 	if !known {
-		v.check.Keep(p.token(), p.claims.ID, p.claims.Expires.At, b, p)
+		v.check.Keep(p.token(), p, b, p.claims.Expires.At)
 	}
 	return p, nil
 }

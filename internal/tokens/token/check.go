@@ -18,20 +18,14 @@ const (
 	remembered = 1000 // tokens
 )
 
-// Checker checks tokens against the bundles and the time. It caches a verified token with a value of its package, a
-// V.
+// Checker checks tokens against the bundles and the time. Its Memory caches a verified token with a value of its
+// package, a V.
 type Checker[V any] struct {
 	*Kind
+	*Memory[spiffe.Bundle, V]
 	bundles spiffe.BundleSource
 	leeway  time.Duration
 	Now     func() time.Time
-	memory  *Memory[spiffe.Bundle, proven[V]]
-}
-
-// proven is the cached result for a token.
-type proven[V any] struct {
-	id    spiffe.ID
-	value V
 }
 
 // NewChecker returns a Checker. A nil leeway or now means the default.
@@ -51,7 +45,7 @@ func NewChecker[V any](
 	case c.leeway < 0 || c.leeway > MaxLeeway:
 		return nil, fmt.Errorf("the leeway is %v, not from 0 to %v", c.leeway, MaxLeeway)
 	}
-	c.memory = NewMemory[spiffe.Bundle, proven[V]](remembered)
+	c.Memory = NewMemory[spiffe.Bundle, V](remembered)
 	return c, nil
 }
 
@@ -90,32 +84,22 @@ func (c *Checker[V]) Leeway() time.Duration { return c.leeway }
 // Stamp formats a time for an error.
 func Stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// Recall returns the cached value of a token, if the token was verified with the source's present bundle. The error
-// comes from the source.
+// Recall returns the cached value of a token. It counts only with ok, if the token was verified with the source's
+// present bundle. The error comes from the source, and is about the token of this value.
 func (c *Checker[V]) Recall(token string) (value V, ok bool, e *Error) {
-	p, old, ok := c.memory.Find(token)
+	value, old, ok := c.Find(token)
 	if !ok {
 		return value, false, nil
 	}
-	b, e := c.Bundle(p.id.TrustDomain())
-	if e != nil {
-		e.ID = p.id
-		return value, false, e
-	}
-	return p.value, b == old, nil
-}
-
-// Keep caches a token that was verified with b. The token must not be part of a larger string, which would stay in
-// memory too.
-func (c *Checker[V]) Keep(token string, id spiffe.ID, ends time.Time, b *spiffe.Bundle, value V) {
-	c.memory.Keep(token, proven[V]{id, value}, b, ends)
+	b, e := c.Bundle(old.TrustDomain())
+	return value, b == old, e
 }
 
 const longestKept = 4 << 10 // bytes of a cached token
 
 // Memory caches verified tokens, each with a value and the trust that verified it: a bundle, or an issuer's key set.
 // A T never changes, so its address identifies its generation. The Memory holds it by a weak pointer, so that old
-// ones can be freed. The nil Memory caches nothing.
+// ones can be freed.
 type Memory[T, V any] struct {
 	table *verifycache.Table[string, kept[T, V]]
 }
@@ -134,7 +118,7 @@ func NewMemory[T, V any](n int) *Memory[T, V] {
 // Find returns the cached value of a token, and the trust that verified it, which the caller compares with the one in
 // force. It does not allocate.
 func (m *Memory[T, V]) Find(token string) (value V, trust *T, ok bool) {
-	if m == nil || len(token) > longestKept {
+	if len(token) > longestKept {
 		return value, nil, false
 	}
 	k, ok := m.table.Find(token)
@@ -148,7 +132,7 @@ func (m *Memory[T, V]) Find(token string) (value V, trust *T, ok bool) {
 // Keep caches a token, replacing a token whose trust is gone or the token that ends first. The token must not be part
 // of a larger string, which would stay in memory too. Tokens of more than 4 KiB are not cached.
 func (m *Memory[T, V]) Keep(token string, value V, trust *T, ends time.Time) {
-	if m == nil || len(token) > longestKept {
+	if len(token) > longestKept {
 		return
 	}
 	m.table.Keep(token, kept[T, V]{value, weak.Make(trust), ends}, func(old kept[T, V]) int64 {

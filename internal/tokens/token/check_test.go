@@ -34,7 +34,7 @@ func TestRemembered(t *testing.T) {
 	src := &source{bundle: newBundle(t, "example.org")}
 	c := must.Get(token.NewChecker[string](kind, src, nil, nil))(t)
 	ends := time.Now().Add(time.Hour)
-	c.Keep("one", webID, ends, src.bundle, "value")
+	c.Keep("one", "value", src.bundle, ends)
 	got, ok, e := c.Recall("one")
 	require.Nil(t, e)
 	assert.True(t, ok)
@@ -43,12 +43,12 @@ func TestRemembered(t *testing.T) {
 	assert.False(t, ok)
 
 	long := strings.Repeat("x", 4<<10)
-	c.Keep(long+"x", webID, ends, src.bundle, "value")
+	c.Keep(long+"x", "value", src.bundle, ends)
 	_, ok, _ = c.Recall(long + "x")
 	assert.False(t, ok, "too long")
 	_, ok, _ = c.Recall("one")
 	assert.True(t, ok)
-	c.Keep(long, webID, ends, src.bundle, "long")
+	c.Keep(long, "long", src.bundle, ends)
 	got, _, _ = c.Recall(long)
 	assert.Equal(t, "long", got)
 
@@ -59,10 +59,10 @@ func TestRemembered(t *testing.T) {
 	assert.Nil(t, e)
 	for _, failing := range []*source{{err: errors.New("down")}, {}, {bundle: newBundle(t, "other.test")}, {err: spiffe.ErrUnknownTrustDomain}} {
 		*src = *failing
-		_, ok, e = c.Recall(long)
+		got, ok, e = c.Recall(long)
 		assert.False(t, ok)
 		require.NotNil(t, e)
-		assert.Equal(t, webID, e.ID)
+		assert.Equal(t, "long", got, "what the error is about")
 	}
 }
 

@@ -77,7 +77,7 @@ func Example() {
 		return
 	}
 	prover := &witsvid.Prover{Source: func() (*witsvid.SVID, error) { return svid, nil }}
-	transport, err := witsvid.NewTransport(prover, &witsvid.TransportOptions{Base: server.Client().Transport})
+	transport, err := witsvid.NewTransport(prover, server.Client().Transport)
 	if err != nil {
 		fmt.Println(err)
 		return

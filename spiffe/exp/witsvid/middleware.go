@@ -14,11 +14,6 @@ import (
 
 // MiddlewareOptions are the choices of [Middleware] that have a default.
 type MiddlewareOptions struct {
-	// Tokens are the names of further header fields with tokens, which say on whose behalf a request is made. A
-	// proof must cover them where they are present, and a proof that covers another field is refused. Authorization
-	// and Txn-Token are always covered.
-	Tokens []string
-
 	// TLSTerminated says that TLS ends at a proxy in front of this server, and that no other machine can reach or
 	// read the link between them. Otherwise a request without TLS is refused.
 	TLSTerminated bool
@@ -33,6 +28,9 @@ type MiddlewareOptions struct {
 // in the fields Workload-Identity-Token and Workload-Proof-Token, and reads the proof with [FromContext]. The
 // options may be nil.
 //
+// A proof must cover the tokens in the fields Authorization and Txn-Token, and one that covers another field is
+// refused.
+//
 // The targets are the names of this server, and a proof must be for one of them: an origin such as
 // "https://db.example.org", which the path of the request follows, or another value that clients use as a whole.
 // They come from configuration alone; no header field of a request can add to them.
@@ -43,14 +41,9 @@ type MiddlewareOptions struct {
 // 401, which would invite a client to put the token into the field Authorization.
 func Middleware(v *Validator, targets []string, opts *MiddlewareOptions) (func(http.Handler) http.Handler, error) {
 	o := *cmp.Or(opts, &MiddlewareOptions{})
-	var err error
-	o.Tokens, err = tokenFields(o.Tokens)
-	at, targetsErr := newTargets(targets)
-	switch {
-	case v == nil || v.check == nil:
+	at, err := newTargets(targets)
+	if v == nil || v.check == nil {
 		err = errNotMade
-	case targetsErr != nil:
-		err = targetsErr
 	}
 	if err != nil {
 		return nil, fmt.Errorf("witsvid: middleware: %w", err)
@@ -142,7 +135,7 @@ func (m *middleware) validate(r *http.Request) (*Proof, *token.Error) {
 	proof, e := single(r.Header, headerProof, "WPT-1")
 	var call Call
 	if e == nil {
-		call, e = fields(r.Header, m.Tokens)
+		call, e = fields(r.Header)
 	}
 	if e != nil {
 		e.ID = holder.id

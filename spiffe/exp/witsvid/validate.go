@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -86,7 +85,6 @@ var errNotMade = errors.New("the Validator was not made by NewValidator")
 type Proof struct {
 	id       spiffe.ID
 	notAfter time.Time
-	covered  []string // names of header fields, in lower case
 }
 
 // ID returns the ID that the holder proved.
@@ -95,12 +93,6 @@ func (p *Proof) ID() spiffe.ID { return p.id }
 // NotAfter returns when the token expires, which is the latest end of a session that the proof opened. The proof
 // itself was for one call.
 func (p *Proof) NotAfter() time.Time { return p.notAfter }
-
-// Covers reports whether the proof covers a header field, by its name in upper or lower case: whether the holder of
-// the key has sent that token or value. A field that is not covered may have been added on the way and must not
-// decide what is allowed. For a call that is not HTTP, the name of an access token is "authorization", and the name
-// of a transaction token "txn-token".
-func (p *Proof) Covers(field string) bool { return slices.Contains(p.covered, strings.ToLower(field)) }
 
 // Validate verifies a token and a Workload Proof Token for one call, and returns the proof. There is no way to
 // accept a token alone. The call has the tokens that were received; its Target is from the configuration of the
@@ -168,7 +160,7 @@ func (v *Validator) verifyAnew(text string) (*holder, *token.Error) {
 		e = verifySignature(s, b)
 	}
 	if e == nil {
-		v.check.Keep(strings.Clone(text), h.id, h.expires, b, h) // text may be a small part of something large
+		v.check.Keep(strings.Clone(text), h, b, h.expires) // text may be a small part of something large
 	}
 	return h, e
 }
@@ -209,7 +201,7 @@ func (v *Validator) verifyProof(
 		e.ID = h.id
 		return nil, e
 	}
-	return &Proof{h.id, h.expires, c.covered()}, nil
+	return &Proof{h.id, h.expires}, nil
 }
 
 // checkProof checks the claims of a proof and its signature.

@@ -50,7 +50,8 @@
 // A token alone is never accepted, and a WIT-SVID in the field Authorization is refused on both sides.
 //
 // A proof is for one call. It names its target, which the receiver compares with its own configuration and never
-// with a header field. It covers the other tokens in the request; [Proof.Covers] tells which. It is accepted once:
+// with a header field. It covers the other tokens in the request: those in Authorization and Txn-Token, and no other
+// field. It is accepted once:
 // used proofs are remembered until they expire, in bounded memory of which each ID gets a share, see
 // [ValidatorOptions].Proofs. Each [Validator] remembers for itself, so several servers of one name each accept a
 // proof once.
