@@ -288,7 +288,7 @@ func TestClientCertificate(t *testing.T) {
 	v := must.Get(spiffe.NewVerifier(a.Bundle(), spiffe.AllowMembersOf(a.Bundle().TrustDomain()), nil))(t)
 	s := serve(t, istioca.Options{Signer: a, Authenticator: authn.FirstOf(authn.ClientCertificate(v), callers)})
 	renew := func(id string) [][]byte {
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 		chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID(id)}))(t)
 		cfg := s.tls.Clone()
@@ -316,7 +316,7 @@ func TestRenewalsEnd(t *testing.T) {
 	t.Parallel()
 	a := authority(t)
 	td := a.Bundle().TrustDomain()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	// serveFor serves callers that may renew for that long. What it returns renews a chain, with a token beside it or "".
 	serveFor := func(signer ca.Signer, longest time.Duration) func(chain []*x509.Certificate, token string) ([]*x509.Certificate, error) {
