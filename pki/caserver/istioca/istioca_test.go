@@ -366,11 +366,12 @@ func TestForwardedCertificates(t *testing.T) {
 	a := authority(t)
 	td := a.Bundle().TrustDomain()
 	forwarded := must.Get(istioca.ForwardedCertificates(a, td, nil))(t)
-	own := authn.Func(func(*http.Request) (*authn.Caller, error) { return caller("spiffe://example.org/gateway"), nil })
-	all := authn.FirstOf(istioca.NotForwarded(own), forwarded)
+	csr := must.Get(pki.NewCSR(testKey(), pki.CSROptions{}))(t)
+	gateway := must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID("spiffe://example.org/gateway")}))(t)
+	all := authn.FirstOf(must.Get(istioca.ClientCertificates(a, td, 0))(t), forwarded)
 	ask := func(header ...string) (string, error) {
 		r := httptest.NewRequest(http.MethodPost, "/", nil)
-		r.RemoteAddr = "127.0.0.1:1"
+		r.RemoteAddr, r.TLS = "127.0.0.1:1", &tls.ConnectionState{PeerCertificates: gateway}
 		if header != nil {
 			r.Header["X-Forwarded-Client-Cert"] = header
 		}
