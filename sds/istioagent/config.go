@@ -11,7 +11,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/settings"
-	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -61,7 +60,7 @@ type Config struct {
 	outputCerts                           string // a directory
 	mountedCert, mountedKey, mountedRoots string
 	identityProvider                      string // in the audience of exchanged tokens
-	keyAlgorithm                          pki.KeyAlgorithm
+	keyAlgorithm                          string
 	postQuantum                           bool
 	discovery                             string
 	xdsPlaintext                          bool

@@ -15,7 +15,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/settings"
-	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -142,7 +141,7 @@ func newConfig(v *settings.Values, proxy *proxyConfig) Config {
 		mountedKey:       cmp.Or(v.Text("ISTIO_META_TLS_CLIENT_KEY"), filepath.Join(mounted, keyName)),
 		mountedRoots:     cmp.Or(v.Text("ISTIO_META_TLS_CLIENT_ROOT_CERT"), filepath.Join(mounted, rootsName)),
 		identityProvider: v.Text("CREDENTIAL_IDENTITY_PROVIDER"),
-		keyAlgorithm:     pki.KeyAlgorithm(fmt.Sprintf("rsa-%d", v.Int("WORKLOAD_RSA_KEY_SIZE"))),
+		keyAlgorithm:     fmt.Sprintf("rsa-%d", v.Int("WORKLOAD_RSA_KEY_SIZE")),
 		postQuantum:      v.Text("COMPLIANCE_POLICY") == "pqc",
 		discovery:        proxy.DiscoveryAddress, grpcBootstrap: v.Text("GRPC_XDS_BOOTSTRAP"),
 		drain: time.Duration(proxy.TerminationDrainDuration),
@@ -167,7 +166,7 @@ func (c *Config) derive(proxy *proxyConfig, v *settings.Values) {
 	}
 	c.xdsPlaintext = proxy.ControlPlaneAuthPolicy == "NONE" || proxy.ControlPlaneAuthPolicy == 0.0
 	if v.Text("ECC_SIGNATURE_ALGORITHM") != "" {
-		c.keyAlgorithm = map[string]pki.KeyAlgorithm{"P256": pki.ECDSAP256, "P384": pki.ECDSAP384}[v.Text("ECC_CURVE")]
+		c.keyAlgorithm = map[string]string{"P256": "ecdsa-p256", "P384": "ecdsa-p384"}[v.Text("ECC_CURVE")]
 	}
 	if v.Set("GKE_CLUSTER_URL") && !v.Set("CREDENTIAL_IDENTITY_PROVIDER") {
 		c.identityProvider = v.Text("GKE_CLUSTER_URL")

@@ -11,7 +11,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
-	"github.com/svidkit/svidkit/pki"
 )
 
 func TestDefaults(t *testing.T) {
@@ -23,7 +22,7 @@ func TestDefaults(t *testing.T) {
 	assert.Equal(t, 24*time.Hour, c.v.Duration("SECRET_TTL"))
 	assert.InDelta(t, 0.5, c.v.Ratio("SECRET_GRACE_PERIOD_RATIO"), 0)
 	assert.InDelta(t, 0.01, c.v.Ratio("SECRET_GRACE_PERIOD_RATIO_JITTER"), 0)
-	assert.Equal(t, pki.RSA2048, c.keyAlgorithm)
+	assert.Equal(t, "rsa-2048", c.keyAlgorithm)
 	assert.Equal(t, "istiod.istio-system.svc:15012", c.discovery)
 	assert.Equal(t, "socket", c.text("WORKLOAD_IDENTITY_SOCKET_FILE"))
 	assert.Equal(t, 5*time.Second, c.drain)
@@ -77,9 +76,9 @@ func TestEnvironment(t *testing.T) {
 		{"roots", `CA_ROOT_CA=SYSTEM XDS_ROOT_CA=/x.pem PILOT_CERT_PROVIDER=k8s.io/example.org`, func(t *testing.T, c Config) {
 			assert.Equal(t, []string{"SYSTEM", "/x.pem", "k8s.io/example.org"}, []string{c.text("CA_ROOT_CA"), c.text("XDS_ROOT_CA"), c.text("PILOT_CERT_PROVIDER")})
 		}},
-		{"keys", `ECC_SIGNATURE_ALGORITHM=ECDSA`, func(t *testing.T, c Config) { assert.Equal(t, pki.ECDSAP256, c.keyAlgorithm) }},
-		{"larger keys", `ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384`, func(t *testing.T, c Config) { assert.Equal(t, pki.ECDSAP384, c.keyAlgorithm) }},
-		{"RSA", `WORKLOAD_RSA_KEY_SIZE=4096`, func(t *testing.T, c Config) { assert.Equal(t, pki.RSA4096, c.keyAlgorithm) }},
+		{"keys", `ECC_SIGNATURE_ALGORITHM=ECDSA`, func(t *testing.T, c Config) { assert.Equal(t, "ecdsa-p256", c.keyAlgorithm) }},
+		{"larger keys", `ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384`, func(t *testing.T, c Config) { assert.Equal(t, "ecdsa-p384", c.keyAlgorithm) }},
+		{"RSA", `WORKLOAD_RSA_KEY_SIZE=4096`, func(t *testing.T, c Config) { assert.Equal(t, "rsa-4096", c.keyAlgorithm) }},
 		{"at the end", `SECRET_GRACE_PERIOD_RATIO=0 SECRET_GRACE_PERIOD_RATIO_JITTER=0`, func(t *testing.T, c Config) {
 			assert.Zero(t, c.v.Ratio("SECRET_GRACE_PERIOD_RATIO"))
 			assert.Zero(t, c.v.Ratio("SECRET_GRACE_PERIOD_RATIO_JITTER"))
