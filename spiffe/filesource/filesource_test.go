@@ -35,8 +35,7 @@ import (
 )
 
 var (
-	_ source.Source    = (*filesource.Source)(nil)
-	_ source.Federated = (*filesource.Source)(nil)
+	_ source.Source = (*filesource.Source)(nil)
 
 	_ = source.LastGoodConfig{Source: (*filesource.Source)(nil)}
 )
