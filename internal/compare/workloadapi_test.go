@@ -489,7 +489,7 @@ func TestPeerServerCalls(t *testing.T) {
 	assert.ErrorIs(t, err, workloadapi.ErrDenied)
 
 	for _, err := range client.WatchWITSVIDs(ctx, spiffe.ID{}) {
-		assert.ErrorIs(t, err, workloadapi.ErrUnimplemented)
+		assert.ErrorIs(t, err, errors.ErrUnsupported)
 	}
 }
 

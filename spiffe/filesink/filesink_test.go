@@ -145,7 +145,7 @@ func TestRotation(t *testing.T) {
 			var log diary
 			cfg := reads(dir)
 			cfg.Logger = log.logger()
-			cfg.Bundles = append(cfg.Bundles, filesource.BundleFile{Path: filepath.Join(dir, "bundles.json"), Format: filesource.Map})
+			cfg.Bundles = append(cfg.Bundles, filesource.BundleFile{Path: filepath.Join(dir, "bundles.json"), Map: true})
 			reader := must.Get(filesource.Start(t.Context(), cfg))(t)
 			defer reader.Close()
 			require.Equal(t, 2, reader.Bundles().Len())

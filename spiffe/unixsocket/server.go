@@ -100,7 +100,6 @@ const (
 	drainTime = 2 * time.Second
 	dialTime  = time.Second
 	lockTime  = 10 * time.Second // other servers hold the lock for a second at most
-	lockStep  = 10 * time.Millisecond
 
 	maxConcurrentStreams = 100_000 // on one connection: Envoy opens a stream for each secret
 	maxStreamsTCP        = 250     // on a connection that is no Unix socket
@@ -363,17 +362,11 @@ func lockDir(dir *os.Root) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	for waited := time.Duration(0); ; waited += lockStep {
-		ok, err := flock.TryLock(f)
-		if err != nil {
-			f.Close()
-			return nil, err
-		}
-		if ok || waited >= lockTime {
-			return func() { f.Close() }, nil
-		}
-		time.Sleep(lockStep)
+	if _, err := flock.TryLockFor(f, lockTime); err != nil {
+		f.Close()
+		return nil, err
 	}
+	return func() { f.Close() }, nil
 }
 
 // removeDead removes the socket with the path, and the name in root, if no server listens on it.
