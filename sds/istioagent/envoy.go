@@ -52,9 +52,6 @@ type Envoy struct {
 
 	// Concurrency is the number of threads: concurrency, or ISTIO_CPU_LIMIT. 0 means one for each processor.
 	Concurrency int
-
-	cluster     string
-	proxyConfig map[string]any // for the metadata of the node
 }
 
 // proxyFields are the fields of PROXY_CONFIG that have an effect, and others that an operator may try, with the
@@ -82,7 +79,7 @@ type proxyConfig struct {
 	Concurrency                                  uint32
 	StatusPort, ProxyAdminPort                   uint16
 
-	all map[string]any
+	all map[string]any // for the metadata of the node
 }
 
 // duration is a duration in protobuf's JSON: seconds. The control plane is told it in the same form.
