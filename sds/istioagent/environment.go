@@ -113,14 +113,14 @@ func FromEnvironment(environ []string) (Config, error) {
 		TerminationDrainDuration: duration(v.Duration("MINIMUM_DRAIN_DURATION")),
 	}
 	_ = proxy.read(v.Text("PROXY_CONFIG")) // the table has checked it
+	if err := conflict(v); err != nil {
+		return Config{}, err
+	}
 	c := newConfig(v, &proxy)
 	c.remark(proxy.all, v)
 	if v.Text("JWT_POLICY") == "first-party-jwt" {
 		c.note("environment variable JWT_POLICY: first-party-jwt is treated as third-party-jwt; " +
 			"mount a token for the CA at " + tokenFile)
-	}
-	if err := c.conflicts(v); err != nil {
-		return Config{}, err
 	}
 	return c, nil
 }
@@ -167,18 +167,17 @@ func newConfig(v *settings.Values, proxy *proxyConfig) Config {
 	return c
 }
 
-// conflicts returns an error for variables that contradict each other.
-func (c *Config) conflicts(v *settings.Values) error {
-	var bad []error
-	reject := func(name, why string) { bad = append(bad, v.Reject(name, errors.New(why))) }
+// conflict returns an error if two variables contradict each other.
+func conflict(v *settings.Values) error {
 	if v.Set("OUTPUT_CERTS") && v.Set("OUTPUT_CERT") && v.Text("OUTPUT_CERTS") != v.Text("OUTPUT_CERT") {
-		reject("OUTPUT_CERT", "OUTPUT_CERTS names another directory, and means the same; leave one of them out")
+		return v.Reject("OUTPUT_CERT", errors.New("OUTPUT_CERTS names another directory, and means the same; "+
+			"leave one of them out"))
 	}
-	if c.v.Bool("FILE_MOUNTED_CERTS") && c.text("PROV_CERT") != "" {
-		reject("PROV_CERT", "with FILE_MOUNTED_CERTS the mounted files are used for the control plane, too; "+
-			"leave one of them out")
+	if v.Bool("FILE_MOUNTED_CERTS") && v.Text("PROV_CERT") != "" {
+		return v.Reject("PROV_CERT", errors.New("with FILE_MOUNTED_CERTS the mounted files are used for the control "+
+			"plane, too; leave one of them out"))
 	}
-	return errors.Join(bad...)
+	return nil
 }
 
 // header returns the metadata in variables with these names.
