@@ -62,10 +62,7 @@ type Config struct {
 	identityProvider                      string // in the audience of exchanged tokens
 	keyAlgorithm                          string
 	postQuantum                           bool
-	discovery                             string
-	xdsPlaintext                          bool
-	debugAddress, grpcBootstrap           string // empty means none
-	drain                                 time.Duration
+	proxy                                 proxyConfig
 	notes, unused                         []string // for the log, as warnings and as information
 
 	clients  []*http.Client                               // of the Agent
