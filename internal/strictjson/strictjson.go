@@ -24,7 +24,7 @@ import (
 const (
 	MaxSize    = 16 << 20 // bytes of input
 	MaxDepth   = 64       // objects and arrays inside each other
-	MaxMembers = 1 << 14  // members read so far, of all open objects
+	MaxMembers = 1 << 13  // members read so far, of all open objects
 )
 
 const tooDeep = "too many objects and arrays inside each other"
