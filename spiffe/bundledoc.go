@@ -466,16 +466,5 @@ func (b *Bundle) appendTokens(doc []byte, use string, keys map[string]crypto.Pub
 	return doc, nil
 }
 
-// MarshalJWKS returns the JWT authorities as a JWK Set (RFC 7517), by key ID, as the Workload API sends them: without
-// "use" and the other members of a bundle document. [ParseJWKS] reads it back. A set of more than 1 MiB gives an error
-// that wraps [ErrTooLarge].
-func (b *Bundle) MarshalJWKS() ([]byte, error) {
-	doc, err := jws.MarshalSet(b.JWTAuthorities(), false)
-	if err != nil {
-		return nil, b.errorf("%w", err)
-	}
-	return doc, nil
-}
-
 // strictStd refuses stray bits at the end. It ignores line breaks, so callers compare the length.
 var strictStd = base64.StdEncoding.Strict()

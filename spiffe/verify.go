@@ -59,12 +59,6 @@ func (e *VerifyError) Error() string {
 // Unwrap returns e.Err.
 func (e *VerifyError) Unwrap() error { return e.Err }
 
-// Unvouched reports whether newer bundles could vouch for the chain. It is false for a wrong extended key usage,
-// which no bundle mends.
-func (e *VerifyError) Unvouched() bool {
-	return (e.Stage == "bundle" || e.Stage == "chain") && e.Rule != ruleKeyUsage
-}
-
 // Verifier decides whether a chain of certificates proves an identity that is allowed. It is safe
 // for concurrent use.
 //
@@ -189,16 +183,13 @@ func (v *Verifier) bundle(td TrustDomain) (*Bundle, error) {
 	return b, nil
 }
 
-// ruleKeyUsage is the rule for the extended key usages of a chain.
-const ruleKeyUsage = "X5-39"
-
 // chainRule returns the rule behind an error of path validation.
 func chainRule(err error) string {
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
 		return "X5-31"
 	}
 	if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok && e.Reason == x509.IncompatibleUsage {
-		return ruleKeyUsage
+		return "X5-39"
 	}
 	return "X5-30"
 }
@@ -215,17 +206,9 @@ type Peer struct {
 // ID returns the ID that the peer proved.
 func (p *Peer) ID() ID { return p.id }
 
-// Leaf returns the peer's own certificate, which is shared and must not be changed. Beyond the ID, its
-// contents are only claims of that trust domain's authority.
-func (p *Peer) Leaf() *x509.Certificate {
-	if len(p.chain) == 0 {
-		return nil
-	}
-	return p.chain[0]
-}
-
 // Chain returns the verified path, from the leaf to the authority in the trust bundle, in a new slice.
-// The certificates are shared and must not be changed.
+// The certificates are shared and must not be changed. Beyond the ID, the contents of the leaf are only claims of
+// that trust domain's authority.
 func (p *Peer) Chain() []*x509.Certificate { return slices.Clone(p.chain) }
 
 // NotAfter returns the earliest expiry in the verified path, at which the proof ends. It ends sooner if

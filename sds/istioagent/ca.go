@@ -35,7 +35,7 @@ func (c *Config) newManager() (*secretcache.Manager, error) {
 	if c.text("POD_NAMESPACE") == "" || c.text("SERVICE_ACCOUNT") == "" {
 		return nil, errors.New("the identity needs POD_NAMESPACE and SERVICE_ACCOUNT; set both")
 	}
-	id, err := c.trustDomain.KubernetesID(c.text("POD_NAMESPACE"), c.text("SERVICE_ACCOUNT"))
+	id, err := c.trustDomain.WorkloadID("ns", c.text("POD_NAMESPACE"), "sa", c.text("SERVICE_ACCOUNT"))
 	if err != nil {
 		return nil, fmt.Errorf("TRUST_DOMAIN, POD_NAMESPACE or SERVICE_ACCOUNT: %w", err)
 	}

@@ -138,9 +138,9 @@ func encodeBundle(p *workloadwire.Profile, b *spiffe.Bundle) (value []byte, some
 		value = authorities(b)
 		return value, len(value) > 0, nil
 	case workloadwire.JWT:
-		value, err = b.MarshalJWKS()
+		value, err = jws.MarshalSet(c.JWTAuthorities, false)
 		return value, len(c.JWTAuthorities) > 0, err
 	}
-	value, err = jws.MarshalSet(b.WITAuthorities(), false)
+	value, err = jws.MarshalSet(c.WITAuthorities, false)
 	return value, len(c.WITAuthorities) > 0, err
 }
