@@ -171,13 +171,14 @@ func ClientCertificate(v *spiffe.Verifier) Authenticator {
 		if err != nil {
 			return nil, fmt.Errorf("authn: client certificate: %w: %w", ErrRefused, err)
 		}
+		leaf := r.TLS.PeerCertificates[0]
 		return &Caller{
 			ID:       peer.ID(),
 			Method:   "client-certificate",
 			NotAfter: peer.NotAfter(),
-			DNSNames: validNames(peer.Leaf().DNSNames),
+			DNSNames: validNames(leaf.DNSNames),
 
-			Certificate: peer.Leaf(),
+			Certificate: leaf,
 		}, nil
 	})
 }

@@ -147,7 +147,8 @@ func writeDomains(w *protofield.Writer, domains map[spiffe.TrustDomain][]byte) {
 		w.Message(2, func(w *protofield.Writer) {
 			w.Text(1, validatorURL)
 			w.Message(2, func(w *protofield.Writer) {
-				for _, td := range slices.SortedFunc(maps.Keys(domains), spiffe.TrustDomain.Compare) {
+				byName := func(a, b spiffe.TrustDomain) int { return strings.Compare(a.String(), b.String()) }
+				for _, td := range slices.SortedFunc(maps.Keys(domains), byName) {
 					w.Message(1, func(w *protofield.Writer) {
 						w.Text(1, td.String())
 						writeInline(w, 2, domains[td])

@@ -203,7 +203,7 @@ func testEnvoy(t *testing.T, clientAPI, serverAPI string) {
 		Backdate: time.Second, Rotation: ca.Rotation{Propagation: 3 * time.Second}}))(t)
 	run("ca", authority.Run)
 	start := func(name string) workload {
-		id := must.Get(td.KubernetesID("demo", name))(t)
+		id := must.Get(td.WorkloadID("ns", "demo", "sa", name))(t)
 		m := must.Get(secretcache.New(secretcache.Config{ID: id, CA: must.Get(local.New(authority, id))(t)}))(t)
 		run(name, m.Run)
 		h := must.Get(sds.NewHandler(m, nil))(t)

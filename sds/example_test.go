@@ -215,7 +215,7 @@ func ExampleOptions_serverNames() {
 		if !ok || !dot || namespace != "shop" {
 			return "", errors.New("this Envoy speaks for the services of the namespace shop")
 		}
-		id, err := td.KubernetesID(namespace, account)
+		id, err := td.WorkloadID("ns", namespace, "sa", account)
 		if err != nil {
 			return "", err
 		}

@@ -27,7 +27,8 @@ type BundleContents struct {
 	// *ecdsa.PublicKey on P-256, P-384 or P-521, or *rsa.PublicKey of 2048 to 8192 bits.
 	JWTAuthorities map[string]crypto.PublicKey
 
-	// WITAuthorities are the keys that sign WIT-SVIDs, of the same kinds. A key ID must not belong to a JWT
+	// WITAuthorities are the keys that sign WIT-SVIDs, of the same kinds: none in a bundle unless they came from
+	// [NewBundle] or [ParseBundleWIT]. A key ID must not belong to a JWT
 	// authority as well. The standard is Incubating, and older consumers may refuse a document with these keys; see
 	// [Bundle.Marshal].
 	WITAuthorities map[string]crypto.PublicKey
@@ -99,7 +100,7 @@ func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {
 	if err := cmp.Or(b.checkKeys("JWT", b.jwt), b.checkKeys("WIT", b.wit)); err != nil {
 		return nil, err
 	}
-	for id := range b.WITAuthorities() {
+	for id := range sorted(b.wit) {
 		if _, ok := b.jwt[id]; ok {
 			return nil, b.errorf("the key ID %s is that of a JWT and of a WIT authority; give each key its own",
 				short(id))
@@ -160,7 +161,7 @@ func (b *Bundle) Contents() BundleContents {
 	c := BundleContents{
 		X509Authorities: slices.Clone(b.x509),
 		JWTAuthorities:  maps.Collect(b.JWTAuthorities()),
-		WITAuthorities:  maps.Collect(b.WITAuthorities()),
+		WITAuthorities:  maps.Collect(sorted(b.wit)),
 		RefreshHint:     b.hint,
 	}
 	if n, ok := b.Sequence(); ok {
@@ -180,10 +181,6 @@ func (b *Bundle) JWTAuthority(keyID string) (crypto.PublicKey, bool) {
 	key, ok := b.jwt[keyID]
 	return key, ok
 }
-
-// WITAuthorities loops over the WIT keys, sorted by key ID: none unless they came
-// from [NewBundle] or [ParseBundleWIT].
-func (b *Bundle) WITAuthorities() iter.Seq2[string, crypto.PublicKey] { return sorted(b.wit) }
 
 func sorted(keys map[string]crypto.PublicKey) iter.Seq2[string, crypto.PublicKey] {
 	return func(yield func(string, crypto.PublicKey) bool) {

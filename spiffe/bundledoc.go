@@ -394,6 +394,17 @@ func (k *jwk) isKeyOf(cert *x509.Certificate) bool {
 	return false
 }
 
+// MarshalJWKS returns the JWT authorities as a JWK Set (RFC 7517), by key ID, as the Workload API sends them: without
+// "use" and the other members of a bundle document. [ParseJWKS] reads it back. A set of more than 1 MiB gives an error
+// that wraps [ErrTooLarge].
+func (b *Bundle) MarshalJWKS() ([]byte, error) {
+	doc, err := jws.MarshalSet(b.jwt, false)
+	if err != nil {
+		return nil, b.errorf("%w", err)
+	}
+	return doc, nil
+}
+
 // Marshal returns the bundle document: compact JSON with the X.509 authorities in order, then the JWT and then the
 // WIT authorities by key ID, so that equal contents in equal order give the same bytes. It has only the members that
 // the standards define. [ParseBundle] reads it back, or [ParseBundleWIT] if there are WIT authorities. The caller
@@ -462,17 +473,6 @@ func (b *Bundle) appendTokens(doc []byte, use string, keys map[string]crypto.Pub
 			return nil, b.errorf("%s authority %s: the key was changed and is no longer valid",
 				strings.ToUpper(use[:3]), short(id))
 		}
-	}
-	return doc, nil
-}
-
-// MarshalJWKS returns the JWT authorities as a JWK Set (RFC 7517), by key ID, as the Workload API sends them: without
-// "use" and the other members of a bundle document. [ParseJWKS] reads it back. A set of more than 1 MiB gives an error
-// that wraps [ErrTooLarge].
-func (b *Bundle) MarshalJWKS() ([]byte, error) {
-	doc, err := jws.MarshalSet(b.JWTAuthorities(), false)
-	if err != nil {
-		return nil, b.errorf("%w", err)
 	}
 	return doc, nil
 }

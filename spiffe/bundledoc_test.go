@@ -158,7 +158,7 @@ func TestBundleVectors(t *testing.T) {
 				assert.Equal(t, bundleTD, b.TrustDomain())
 				assert.Len(t, slices.Collect(b.X509Authorities()), v.X509)
 				assert.Len(t, maps.Collect(b.JWTAuthorities()), v.JWT)
-				assert.Len(t, maps.Collect(b.WITAuthorities()), wits)
+				assert.Len(t, b.Contents().WITAuthorities, wits)
 				assert.Equal(t, v.Sequence, b.Contents().Sequence)
 				hint, ok := b.RefreshHint()
 				assert.Equal(t, v.Hint > 0, ok)
@@ -210,11 +210,7 @@ func TestParseBundleWIT(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := must.Get(parse(t, c.template))(t)
-			var ids []string
-			for id := range b.WITAuthorities() {
-				ids = append(ids, id)
-			}
-			assert.Equal(t, c.wit, ids, "sorted")
+			assert.Equal(t, c.wit, slices.Sorted(maps.Keys(b.Contents().WITAuthorities)))
 			assert.Empty(t, maps.Collect(b.JWTAuthorities()))
 			var want, skipped []string
 			for _, s := range c.skipped {
@@ -550,7 +546,7 @@ func FuzzParseBundle(f *testing.F) {
 		require.True(t, without.Equal(plain))
 
 		// The parts are good for NewBundle, which checks by itself.
-		for id := range b.WITAuthorities() {
+		for id := range b.Contents().WITAuthorities {
 			if _, ok := b.JWTAuthority(id); ok {
 				return // tolerated in what others publish (WIT-61)
 			}

@@ -5,6 +5,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"strings"
 )
 
 // BundleSet is a set of bundles, at most one for each trust domain. It never changes and is safe
@@ -41,7 +42,8 @@ func (s *BundleSet) Bundle(td TrustDomain) (*Bundle, error) {
 // All loops over the bundles, sorted by trust domain.
 func (s *BundleSet) All() iter.Seq[*Bundle] {
 	return func(yield func(*Bundle) bool) {
-		for _, td := range slices.SortedFunc(maps.Keys(s.m), TrustDomain.Compare) {
+		byName := func(a, b TrustDomain) int { return strings.Compare(a.name, b.name) }
+		for _, td := range slices.SortedFunc(maps.Keys(s.m), byName) {
 			if !yield(s.m[td]) {
 				return
 			}

@@ -36,21 +36,11 @@ func TestIDParts(t *testing.T) {
 	assert.Panics(t, func() { spiffe.MustParseTrustDomain("spiffe://example.org") })
 }
 
-func TestTrustDomain(t *testing.T) {
-	t.Parallel()
-	a, b := spiffe.MustParseTrustDomain("a"), spiffe.MustParseTrustDomain("b")
-	assert.Equal(t, -1, a.Compare(b))
-	assert.Equal(t, 0, b.Compare(b))
-	all := []spiffe.TrustDomain{b, {}, a}
-	slices.SortFunc(all, spiffe.TrustDomain.Compare)
-	assert.Equal(t, []spiffe.TrustDomain{{}, a, b}, all)
-}
-
 func TestKubernetesID(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-1.1-1", "IST-1.1-2", "IST-1.1-3")
 	td := spiffe.MustParseTrustDomain("example.org")
-	id := must.Get(td.KubernetesID("prod", "web"))(t)
+	id := must.Get(td.WorkloadID("ns", "prod", "sa", "web"))(t)
 	assert.Equal(t, "spiffe://example.org/ns/prod/sa/web", id.String())
 	ns, sa, ok := id.Kubernetes()
 	assert.True(t, ok)
@@ -64,7 +54,7 @@ func TestKubernetesID(t *testing.T) {
 		assert.Empty(t, ns+sa, path)
 	}
 	for _, bad := range [][2]string{{"", "web"}, {"prod", ""}, {"prod/sa", "web"}, {"prod", "a/b"}, {"..", "web"}, {"prod", "wéb"}} {
-		_, err := td.KubernetesID(bad[0], bad[1])
+		_, err := td.WorkloadID("ns", bad[0], "sa", bad[1])
 		_, ok := errors.AsType[*spiffe.ParseError](err)
 		assert.True(t, ok, "%q: %v", bad, err)
 	}
@@ -93,8 +83,6 @@ func TestZeroValues(t *testing.T) {
 	_, err = td.MarshalText()
 	assert.ErrorIs(t, err, spiffe.ErrZero)
 	_, err = td.WorkloadID("web")
-	assert.ErrorIs(t, err, spiffe.ErrZero)
-	_, err = td.KubernetesID("prod", "web")
 	assert.ErrorIs(t, err, spiffe.ErrZero)
 }
 

@@ -124,17 +124,6 @@ func TestParseJWKS(t *testing.T) {
 	assert.Len(t, maps.Collect(b.JWTAuthorities()), 1)
 }
 
-func TestMarshalJWKS(t *testing.T) {
-	t.Parallel()
-	b := mustBundle(t, bundleTD, fullContents())
-	doc := must.Get(b.MarshalJWKS())(t)
-	assert.NotContains(t, string(doc), `"use"`)
-	back := must.Get(spiffe.ParseJWKS(bundleTD, doc))(t)
-	assert.Equal(t, maps.Collect(b.JWTAuthorities()), maps.Collect(back.JWTAuthorities()))
-	doc = must.Get(mustBundle(t, bundleTD, spiffe.BundleContents{}).MarshalJWKS())(t)
-	assert.JSONEq(t, `{"keys":[]}`, string(doc))
-}
-
 // FuzzParseJWKS compares with what encoding/json sees: a key is taken only if its use permits that, and what is taken
 // survives as a bundle document.
 func FuzzParseJWKS(f *testing.F) {
@@ -169,4 +158,15 @@ func FuzzParseJWKS(f *testing.F) {
 		same := must.Get(spiffe.ParseBundle(td, again))(t)
 		require.True(t, b.Equal(same))
 	})
+}
+
+func TestMarshalJWKS(t *testing.T) {
+	t.Parallel()
+	b := mustBundle(t, bundleTD, fullContents())
+	doc := must.Get(b.MarshalJWKS())(t)
+	assert.NotContains(t, string(doc), `"use"`)
+	back := must.Get(spiffe.ParseJWKS(bundleTD, doc))(t)
+	assert.Equal(t, maps.Collect(b.JWTAuthorities()), maps.Collect(back.JWTAuthorities()))
+	doc = must.Get(mustBundle(t, bundleTD, spiffe.BundleContents{}).MarshalJWKS())(t)
+	assert.JSONEq(t, `{"keys":[]}`, string(doc))
 }

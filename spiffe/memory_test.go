@@ -74,7 +74,7 @@ func TestRepeatedPeer(t *testing.T) {
 	client := w.good(t, chain, spiffe.ClientRole)
 	assert.Same(t, client, w.good(t, chain, spiffe.ClientRole))
 	assert.Same(t, client, w.good(t, again(t, chain), spiffe.ClientRole), "bytes count, not pointers")
-	assert.Same(t, leaf, client.Leaf())
+	assert.Same(t, leaf, client.Chain()[0])
 
 	server := w.good(t, chain, spiffe.ServerRole)
 	assert.NotSame(t, client, server, "each role by itself")
@@ -206,7 +206,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		}
 		n := 0
 		for _, peer := range slices.Backward(peers) { // the last are the likely ones
-			if w.good(t, []*x509.Certificate{peer.Leaf()}, spiffe.AnyRole) == peer {
+			if w.good(t, []*x509.Certificate{peer.Chain()[0]}, spiffe.AnyRole) == peer {
 				n++
 			}
 		}

@@ -125,7 +125,7 @@ func AnyOf(policies ...Policy) Policy {
 	var funcs []func(ID) error
 	for _, p := range policies {
 		switch {
-		case p.IsZero():
+		case p.s == nil:
 			return mistaken("AnyOf was given the zero Policy")
 		case p.s.mistake != "":
 			return p
@@ -273,7 +273,7 @@ func (s *ruleSet) hint(id ID) string {
 // usable returns an error that says why p can allow no peer, or nil.
 func (p Policy) usable() error {
 	switch {
-	case p.IsZero():
+	case p.s == nil:
 		return errors.New("the policy is zero; use AllowIDs, AllowMembersOf, AllowPathPrefix or AllowAnyPeer, " +
 			"or call Set of the LivePolicy")
 	case p.s.mistake != "":
@@ -281,9 +281,6 @@ func (p Policy) usable() error {
 	}
 	return nil
 }
-
-// IsZero reports whether p is the zero Policy, which allows no peer.
-func (p Policy) IsZero() bool { return p.s == nil }
 
 // String returns the rules of p, sorted, with commas between them: "spiffe://example.org/web" is
 // that ID, "spiffe://example.org/*" every workload of the trust domain,
@@ -295,7 +292,7 @@ func (p Policy) IsZero() bool { return p.s == nil }
 // "no peer", with the mistake if there is one.
 func (p Policy) String() string {
 	switch {
-	case p.IsZero():
+	case p.s == nil:
 		return "no peer"
 	case p.s.mistake != "":
 		return "no peer (" + p.s.mistake + ")"

@@ -45,9 +45,6 @@ func (td TrustDomain) String() string {
 	return td.name
 }
 
-// Compare orders trust domains by the bytes of their names and returns -1, 0 or 1.
-func (td TrustDomain) Compare(other TrustDomain) int { return strings.Compare(td.name, other.name) }
-
 // ID returns the ID of the trust domain itself, which has no path: the name that its signing
 // certificates carry. The zero TrustDomain gives the zero ID.
 func (td TrustDomain) ID() ID {
@@ -57,8 +54,9 @@ func (td TrustDomain) ID() ID {
 	return ID{s: scheme + td.name, td: uint8(len(td.name))}
 }
 
-// WorkloadID returns the ID of td with a path of the given segments, each without slashes. Without segments it
-// returns [TrustDomain.ID]. The error is a [*ParseError].
+// WorkloadID returns the ID of td with a path of the given segments, each without slashes, such as "ns", a namespace,
+// "sa" and a service account. Segments that are empty or break the path rules are refused, never rewritten. Without
+// segments it returns [TrustDomain.ID]. The error is a [*ParseError].
 func (td TrustDomain) WorkloadID(segments ...string) (ID, error) {
 	if td.IsZero() {
 		return ID{}, errZero("trust domain")
@@ -76,12 +74,6 @@ func (td TrustDomain) WorkloadID(segments ...string) (ID, error) {
 		b.WriteString(seg)
 	}
 	return ParseID(b.String())
-}
-
-// KubernetesID returns the ID spiffe://TD/ns/NAMESPACE/sa/SERVICE-ACCOUNT. Names that are empty or
-// break the path rules are refused, never rewritten. The error is a [*ParseError].
-func (td TrustDomain) KubernetesID(namespace, serviceAccount string) (ID, error) {
-	return td.WorkloadID("ns", namespace, "sa", serviceAccount)
 }
 
 // MarshalText implements [encoding.TextMarshaler]. The zero TrustDomain is an error; for an

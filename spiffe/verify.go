@@ -65,6 +65,9 @@ func (e *VerifyError) Unvouched() bool {
 	return (e.Stage == "bundle" || e.Stage == "chain") && e.Rule != ruleKeyUsage
 }
 
+// ruleKeyUsage is the rule for the extended key usages of a chain.
+const ruleKeyUsage = "X5-39"
+
 // Verifier decides whether a chain of certificates proves an identity that is allowed. It is safe
 // for concurrent use.
 //
@@ -189,9 +192,6 @@ func (v *Verifier) bundle(td TrustDomain) (*Bundle, error) {
 	return b, nil
 }
 
-// ruleKeyUsage is the rule for the extended key usages of a chain.
-const ruleKeyUsage = "X5-39"
-
 // chainRule returns the rule behind an error of path validation.
 func chainRule(err error) string {
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
@@ -215,17 +215,9 @@ type Peer struct {
 // ID returns the ID that the peer proved.
 func (p *Peer) ID() ID { return p.id }
 
-// Leaf returns the peer's own certificate, which is shared and must not be changed. Beyond the ID, its
-// contents are only claims of that trust domain's authority.
-func (p *Peer) Leaf() *x509.Certificate {
-	if len(p.chain) == 0 {
-		return nil
-	}
-	return p.chain[0]
-}
-
 // Chain returns the verified path, from the leaf to the authority in the trust bundle, in a new slice.
-// The certificates are shared and must not be changed.
+// The certificates are shared and must not be changed. Beyond the ID, the contents of the leaf are only claims of
+// that trust domain's authority.
 func (p *Peer) Chain() []*x509.Certificate { return slices.Clone(p.chain) }
 
 // NotAfter returns the earliest expiry in the verified path, at which the proof ends. It ends sooner if

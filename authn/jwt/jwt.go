@@ -200,7 +200,7 @@ func serviceAccount(td spiffe.TrustDomain, c *Claims) (*authn.Caller, error) {
 	if err != nil {
 		return nil, err
 	}
-	id, err := td.KubernetesID(namespace, name)
+	id, err := td.WorkloadID("ns", namespace, "sa", name)
 	if err != nil { // names that Kubernetes allows never break the rules of SPIFFE
 		return nil, err
 	}

@@ -103,7 +103,7 @@ func (a *tokenReviewer) Authenticate(r *http.Request) (*authn.Caller, error) {
 	case err != nil:
 		return nil, fmt.Errorf("authn/kube: %w: %w", authn.ErrRefused, err)
 	}
-	id, err := a.TrustDomain.KubernetesID(pod.Namespace, pod.ServiceAccount)
+	id, err := a.TrustDomain.WorkloadID("ns", pod.Namespace, "sa", pod.ServiceAccount)
 	if err != nil { // names that Kubernetes allows never break the rules of SPIFFE
 		return nil, fmt.Errorf("authn/kube: %w: %w", authn.ErrRefused, err)
 	}

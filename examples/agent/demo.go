@@ -115,7 +115,7 @@ func (d *demonstration) startCA() (address, roots string, err error) {
 		return "", "", err
 	}
 	d.secret, roots = string(secret), filepath.Join(d.dir, "root-cert.pem")
-	id, err := demoDomain.KubernetesID("istio-system", "istiod")
+	id, err := demoDomain.WorkloadID("ns", "istio-system", "sa", "istiod")
 	if err != nil {
 		return "", "", err
 	}
@@ -283,7 +283,7 @@ func (d *demonstration) startTraffic(web, db *filesource.Source) error {
 	if err != nil {
 		return err
 	}
-	caller, err := demoDomain.KubernetesID("demo", "web")
+	caller, err := demoDomain.WorkloadID("ns", "demo", "sa", "web")
 	if err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ type workload struct {
 
 // startWorkload starts a workload's SecretManager and waits for the first identity.
 func startWorkload(g *group, n *narrator, issuer issuer, name string, lifetime time.Duration) (*workload, error) {
-	id, err := trustDomain.KubernetesID("demo", name)
+	id, err := trustDomain.WorkloadID("ns", "demo", "sa", name)
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/examples/internal/program"
@@ -214,7 +215,8 @@ func diff(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 		}
 	}
 	var all []record
-	for _, domain := range slices.SortedFunc(maps.Keys(domains), spiffe.TrustDomain.Compare) {
+	byName := func(a, b spiffe.TrustDomain) int { return strings.Compare(a.String(), b.String()) }
+	for _, domain := range slices.SortedFunc(maps.Keys(domains), byName) {
 		before, _ := sets[0].Bundle(domain) // nil if it has none
 		after, _ := sets[1].Bundle(domain)
 		r, equal := compare(before, after)
@@ -318,8 +320,9 @@ func fingerprints(b *spiffe.Bundle) (all []authority) {
 	for id, pub := range b.JWTAuthorities() {
 		key("JWT", id, pub)
 	}
-	for id, pub := range b.WITAuthorities() {
-		key("WIT", id, pub)
+	wit := b.Contents().WITAuthorities
+	for _, id := range slices.Sorted(maps.Keys(wit)) {
+		key("WIT", id, wit[id])
 	}
 	return all
 }

@@ -19,8 +19,8 @@ import (
 
 // judgement verifies certificates and tokens.
 type judgement struct {
-	bundles  *spiffe.BundleSet // nil if there are none
-	policy   spiffe.Policy     // zero if there is none
+	bundles  *spiffe.BundleSet   // nil if there are none
+	policy   spiffe.PolicySource // nil if there is none
 	role     spiffe.Role
 	audience string // of a JWT-SVID; empty if unknown
 }
@@ -37,7 +37,7 @@ func (j *judgement) chain(chain []*x509.Certificate) ([]check, error) {
 		bundles = new(spiffe.BundleSet) // the form is judged before the bundle
 	}
 	policy := j.policy
-	if policy.IsZero() {
+	if policy == nil {
 		policy = spiffe.AllowAnyPeer()
 	}
 	v, err := spiffe.NewVerifier(bundles, policy, nil)
@@ -118,11 +118,11 @@ func inTime(chain []*x509.Certificate) check {
 // allowed applies the policy to an ID.
 func (j *judgement) allowed(id spiffe.ID) check {
 	c := check{Name: "policy", Result: skipped, Detail: "not judged: no -allow"}
-	if j.policy.IsZero() {
+	if j.policy == nil {
 		return c
 	}
 	c.Result, c.Detail = ok, "it allows this ID"
-	if err := j.policy.Check(id); err != nil {
+	if err := j.policy.Policy().Check(id); err != nil {
 		c.Result, c.Detail = failed, inner(err)
 	}
 	return c

@@ -40,7 +40,7 @@ func TestBundlesExchanged(t *testing.T) {
 	p := peerBundle(t, b)
 	assert.Equal(t, slices.Collect(b.X509Authorities()), p.X509Authorities())
 	assert.Equal(t, maps.Collect(b.JWTAuthorities()), p.JWTAuthorities())
-	assert.Equal(t, maps.Collect(b.WITAuthorities()), p.WITAuthorities())
+	assert.Equal(t, b.Contents().WITAuthorities, p.WITAuthorities())
 	n, ok := p.SequenceNumber()
 	assert.True(t, ok)
 	assert.Equal(t, *c.Sequence, n)

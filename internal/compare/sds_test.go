@@ -133,7 +133,8 @@ func envoySecret(s *pki.Secret) *tls.Secret {
 	m := &tls.CertificateValidationContext{}
 	if domains, ok := s.TrustDomains(); ok {
 		var config tls.SPIFFECertValidatorConfig
-		for _, td := range slices.SortedFunc(maps.Keys(domains), spiffe.TrustDomain.Compare) {
+		byName := func(a, b spiffe.TrustDomain) int { return strings.Compare(a.String(), b.String()) }
+		for _, td := range slices.SortedFunc(maps.Keys(domains), byName) {
 			config.TrustDomains = append(config.TrustDomains, &tls.SPIFFECertValidatorConfig_TrustDomain{Name: td.String(), TrustBundle: inline(domains[td])})
 		}
 		packed := must.Do(anypb.New(&config))

@@ -338,7 +338,7 @@ func useCA(t *testing.T, c *peers.Cluster, dir string, objects []*manifestObject
 		URL: "https://" + ca.istio, TrustDomain: td, RootsFile: filepath.Join(state, "root-cert.pem"), Token: func(context.Context) (string, error) { return token, nil },
 	}})
 	require.NoError(t, err)
-	id := must.Get(td.KubernetesID(prod, "web"))(t)
+	id := must.Get(td.WorkloadID("ns", prod, "sa", "web"))(t)
 	if _, err = checked(t, client, id); err != nil {
 		return nil, errors.Join(err, may.err())
 	}
@@ -616,8 +616,8 @@ func useNodes(t *testing.T, c *cluster, namespace string, _ []*manifestObject) e
 	require.NoError(t, err)
 	a, err := reviewer.Review(t.Context(), c.Token(t, node, "workload-agent", "agent-1", "istio-ca"), []string{"istio-ca"})
 	require.NoError(t, err)
-	agent := must.Get(domain.KubernetesID(a.Namespace, a.ServiceAccount))(t)
-	web := must.Get(domain.KubernetesID(namespace, "web"))(t)
+	agent := must.Get(domain.WorkloadID("ns", a.Namespace, "sa", a.ServiceAccount))(t)
+	web := must.Get(domain.WorkloadID("ns", namespace, "sa", "web"))(t)
 	return nodes.Authorize(t.Context(), &authn.Caller{ID: agent, Pod: &spiffe.Pod{Namespace: a.Namespace, ServiceAccount: a.ServiceAccount, Name: a.Name, UID: a.UID}}, web)
 }
 
@@ -977,7 +977,7 @@ func useTokens(t *testing.T, c *cluster, namespace string, client *http.Client) 
 	if errReview != nil {
 		return errReview
 	}
-	id := must.Get(domain.KubernetesID(account.Namespace, account.ServiceAccount))(t)
+	id := must.Get(domain.WorkloadID("ns", account.Namespace, "sa", account.ServiceAccount))(t)
 	errNodes := nodes.Authorize(t.Context(), &authn.Caller{ID: id, Pod: &spiffe.Pod{
 		Namespace: account.Namespace, ServiceAccount: account.ServiceAccount, Name: account.Name, UID: account.UID,
 	}}, id)

@@ -414,11 +414,11 @@ func testNodeAuthorizer(t *testing.T, c *cluster) {
 	caller := func(account, pod string) *authn.Caller {
 		a, err := reviewer.Review(t.Context(), c.Token(t, mesh, account, pod, "istio-ca"), []string{"istio-ca"})
 		require.NoError(t, err)
-		id := must.Get(domain.KubernetesID(a.Namespace, a.ServiceAccount))(t)
+		id := must.Get(domain.WorkloadID("ns", a.Namespace, "sa", a.ServiceAccount))(t)
 		return &authn.Caller{ID: id, Pod: &spiffe.Pod{Namespace: a.Namespace, ServiceAccount: a.ServiceAccount, Name: a.Name, UID: a.UID}}
 	}
 	id := func(account string) spiffe.ID {
-		return must.Get(domain.KubernetesID(apps, account))(t)
+		return must.Get(domain.WorkloadID("ns", apps, "sa", account))(t)
 	}
 	proxy := caller("ztunnel", "ztunnel")
 	require.NoError(t, n.Authorize(t.Context(), proxy, id("near")))
@@ -553,7 +553,7 @@ func putSecret(t testing.TB, c *peers.Cluster, namespace, name, kind string, dat
 // callerOf returns the context of a request of a service account.
 func callerOf(t testing.TB, namespace, account string) (ctx context.Context) {
 	t.Helper()
-	id := must.Get(domain.KubernetesID(namespace, account))(t)
+	id := must.Get(domain.WorkloadID("ns", namespace, "sa", account))(t)
 	method := authn.Func(func(*http.Request) (*authn.Caller, error) { return &authn.Caller{ID: id, Method: "test"}, nil })
 	next := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { ctx = r.Context() })
 	authn.Require(method, next, nil).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))

@@ -3,11 +3,10 @@
 package sourcereport
 
 import (
-	"crypto"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"iter"
+	"maps"
 	"slices"
 	"time"
 
@@ -138,20 +137,12 @@ func list(src spiffe.BundleSource, origin string, domains []spiffe.TrustDomain) 
 
 // Bundle returns the report of b.
 func Bundle(b *spiffe.Bundle, origin string) report.Bundle {
-	out := report.Bundle{TrustDomain: b.TrustDomain().String(), Origin: origin,
-		X509: slices.Collect(b.X509Authorities()), JWT: ids(b.JWTAuthorities()), WIT: ids(b.WITAuthorities())}
-	if n, ok := b.Sequence(); ok {
-		out.Sequence = &n
+	c := b.Contents()
+	return report.Bundle{
+		TrustDomain: b.TrustDomain().String(), Origin: origin, X509: c.X509Authorities,
+		JWT: slices.Sorted(maps.Keys(c.JWTAuthorities)), WIT: slices.Sorted(maps.Keys(c.WITAuthorities)),
+		Sequence: c.Sequence, RefreshHint: c.RefreshHint,
 	}
-	out.RefreshHint, _ = b.RefreshHint()
-	return out
-}
-
-func ids(keys iter.Seq2[string, crypto.PublicKey]) (all []string) {
-	for id := range keys {
-		all = append(all, id)
-	}
-	return all
 }
 
 // Withdrawn reports whether a source has no identity because its server withdrew or denied it: errors say so with a

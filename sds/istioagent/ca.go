@@ -32,7 +32,7 @@ import (
 
 // newManager returns the identity from the CA.
 func (c *Config) newManager() (*secretcache.Manager, error) {
-	id, err := c.trustDomain.KubernetesID(c.text("POD_NAMESPACE"), c.text("SERVICE_ACCOUNT"))
+	id, err := c.trustDomain.WorkloadID("ns", c.text("POD_NAMESPACE"), "sa", c.text("SERVICE_ACCOUNT"))
 	if err != nil {
 		return nil, fmt.Errorf("set TRUST_DOMAIN, POD_NAMESPACE and SERVICE_ACCOUNT: %w", err)
 	}

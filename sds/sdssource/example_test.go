@@ -88,7 +88,8 @@ func ExampleFromIdentityWithAllRoots() {
 		return
 	}
 	each, _ := domains.TrustDomains()
-	for _, td := range slices.SortedFunc(maps.Keys(each), spiffe.TrustDomain.Compare) {
+	byName := func(a, b spiffe.TrustDomain) int { return strings.Compare(a.String(), b.String()) }
+	for _, td := range slices.SortedFunc(maps.Keys(each), byName) {
 		fmt.Println("ALL has", strings.Count(string(each[td]), "BEGIN CERTIFICATE"), "of", td)
 	}
 	// Output:

@@ -101,7 +101,8 @@ func fingerprint(s *pki.Secret) string {
 		add("value "+k, values[k])
 	}
 	domains, _ := s.TrustDomains()
-	for _, td := range slices.SortedFunc(maps.Keys(domains), spiffe.TrustDomain.Compare) {
+	byName := func(a, b spiffe.TrustDomain) int { return strings.Compare(a.String(), b.String()) }
+	for _, td := range slices.SortedFunc(maps.Keys(domains), byName) {
 		add("domain "+td.String(), domains[td])
 	}
 	return strings.Join(parts, "\n")

@@ -341,7 +341,7 @@ func testRotation(t *testing.T, bin string, delta bool) {
 	running.Go(func() { assert.NoError(t, authority.Run(ctx)) })
 	signer := &issued{Authority: authority, last: map[spiffe.ID]time.Time{}, all: map[spiffe.ID][]string{}}
 	id := func(name string) spiffe.ID {
-		return must.Get(td.KubernetesID("demo", name))(t)
+		return must.Get(td.WorkloadID("ns", "demo", "sa", name))(t)
 	}
 	rootsFile, at := filepath.Join(dir, "roots.pem"), "127.0.0.1:0"
 	startCA := func() (stop func()) {

@@ -76,6 +76,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -407,6 +408,6 @@ func (m *Manager) Status() []Status {
 		all = append(all, m.status(r))
 	}
 	m.mu.Unlock()
-	slices.SortFunc(all, func(a, b Status) int { return a.TrustDomain.Compare(b.TrustDomain) })
+	slices.SortFunc(all, func(a, b Status) int { return strings.Compare(a.TrustDomain.String(), b.TrustDomain.String()) })
 	return all
 }

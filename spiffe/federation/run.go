@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -110,7 +111,7 @@ func (m *Manager) missing() error {
 	all := slices.DeleteFunc(slices.Collect(maps.Values(m.all())), func(r *relation) bool {
 		return r.bundle.Load() != nil
 	})
-	slices.SortFunc(all, func(a, b *relation) int { return a.e.td.Compare(b.e.td) })
+	slices.SortFunc(all, func(a, b *relation) int { return strings.Compare(a.e.td.String(), b.e.td.String()) })
 	var err error
 	for i, r := range all {
 		if i == mostMissing {

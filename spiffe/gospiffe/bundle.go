@@ -36,7 +36,7 @@ func toBundle(td spiffeid.TrustDomain, b *spiffe.Bundle) *spiffebundle.Bundle {
 	theirs := spiffebundle.New(td)
 	theirs.SetX509Authorities(slices.Collect(b.X509Authorities()))
 	theirs.SetJWTAuthorities(maps.Collect(b.JWTAuthorities()))
-	theirs.SetWITAuthorities(maps.Collect(b.WITAuthorities()))
+	theirs.SetWITAuthorities(b.Contents().WITAuthorities)
 	if n, ok := b.Sequence(); ok {
 		theirs.SetSequenceNumber(n)
 	}

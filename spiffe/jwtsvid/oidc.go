@@ -101,7 +101,7 @@ func (d oidcDocument) Marshal() ([]byte, error) {
 	case len(algorithms) == 0:
 		return nil, fmt.Errorf("the bundle of %q has no JWT key: %w", d.bundle.TrustDomain(), spiffe.ErrNoAuthority)
 	case d.path == oidcKeys:
-		return jws.MarshalSet(d.bundle.JWTAuthorities(), true)
+		return jws.MarshalSet(d.bundle.Contents().JWTAuthorities, true)
 	}
 	return json.Marshal(struct {
 		Issuer     string   `json:"issuer"`

@@ -203,7 +203,7 @@ func TestRequirePeerMistakes(t *testing.T) {
 	unary, stream, err := spiffegrpc.RequireCaller(nil)
 	assert.Error(t, err)
 	denyAll(unary, stream)
-	assert.True(t, spiffegrpc.Methods{"/a.S/B": some}.Policy().IsZero())
+	assert.Equal(t, "no peer", spiffegrpc.Methods{"/a.S/B": some}.Policy().String())
 }
 
 // issuer signs tokens, and its bundle has the key.

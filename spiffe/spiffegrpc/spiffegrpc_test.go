@@ -173,7 +173,7 @@ func TestPeers(t *testing.T) {
 	assert.Equal(t, "tls", info.AuthType())
 	require.NoError(t, credentials.CheckSecurityLevel(info, credentials.PrivacyAndIntegrity))
 	assert.Equal(t, credentials.PrivacyAndIntegrity, info.GetCommonAuthInfo().SecurityLevel)
-	assert.Equal(t, info.Peer.Leaf().Raw, info.GetSecurityValue().(*credentials.TLSChannelzSecurityValue).RemoteCertificate)
+	assert.Equal(t, info.Peer.Chain()[0].Raw, info.GetSecurityValue().(*credentials.TLSChannelzSecurityValue).RemoteCertificate)
 
 	stream := must.Get(client.FullDuplexCall(ctx))(t)
 	m := must.Get(stream.Recv())(t)

@@ -64,7 +64,7 @@ func TestRequestFrom(t *testing.T) {
 	again := must.Get(spiffetls.PeerFromRequest(seen))(t)
 	assert.Same(t, peer, again)
 	assert.Equal(t, "spiffe://example.org/ops", peer.ID().String())
-	assert.Equal(t, peer.Leaf(), seen.TLS.PeerCertificates[0])
+	assert.Equal(t, peer.Chain()[0], seen.TLS.PeerCertificates[0])
 
 	assert.Equal(t, http.StatusForbidden, answer(ca.RequestFrom("/web", httptest.NewRequest("GET", "/", nil))))
 	assert.Equal(t, http.StatusForbidden, answer(httptest.NewRequest("GET", "/", nil)))

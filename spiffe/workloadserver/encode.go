@@ -141,6 +141,6 @@ func encodeBundle(p *workloadwire.Profile, b *spiffe.Bundle) (value []byte, some
 		value, err = b.MarshalJWKS()
 		return value, len(c.JWTAuthorities) > 0, err
 	}
-	value, err = jws.MarshalSet(b.WITAuthorities(), false)
+	value, err = jws.MarshalSet(c.WITAuthorities, false)
 	return value, len(c.WITAuthorities) > 0, err
 }

@@ -228,7 +228,7 @@ func witAuthorities(snap *spiffe.Snapshot, td spiffe.TrustDomain) map[string]cry
 	if err != nil {
 		return nil
 	}
-	return maps.Collect(b.WITAuthorities())
+	return b.Contents().WITAuthorities
 }
 
 func sameKeys(a, b map[string]crypto.PublicKey) bool {

@@ -358,7 +358,7 @@ func (c *Config) parse(args []string, getenv func(string) string) (err error) {
 			3*min(c.CA.Rotation.Propagation, math.MaxInt64/3)),
 	}
 	c.cluster.TrustDomain = c.CA.TrustDomain
-	c.ServerID, _ = c.CA.TrustDomain.KubernetesID(c.namespace, account) // checked
+	c.ServerID, _ = c.CA.TrustDomain.WorkloadID("ns", c.namespace, "sa", account) // checked
 	c.CA.Limits.CallerBurst = int(10 * c.CA.Limits.CallerRate)
 	return nil
 }
@@ -375,7 +375,7 @@ func (c *Config) setStateDir(dir string) {
 // check returns an error for the first wrong flag. If serve is set, it also checks what only a server needs.
 func (c *Config) check(serve bool) error {
 	_, noMesh := c.linkerd.Mesh.Certifier()
-	_, noID := c.CA.TrustDomain.KubernetesID(c.namespace, account)
+	_, noID := c.CA.TrustDomain.WorkloadID("ns", c.namespace, "sa", account)
 	badRule, badGateways := c.callers.check(c.CA.TrustDomain)
 	key, badNames := pki.NewKey("ecdsa-p256")
 	if badNames == nil {

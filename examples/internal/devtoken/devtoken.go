@@ -129,7 +129,7 @@ func (i *Tokens) judge(token string, local bool) (id spiffe.ID, err error) {
 		name = "spiffe:" + name
 	}
 	if namespace, account, ok := strings.Cut(name, "/"); ok && !strings.Contains(name, ":") {
-		id, err = i.trustDomain.KubernetesID(namespace, account)
+		id, err = i.trustDomain.WorkloadID("ns", namespace, "sa", account)
 	} else {
 		id, err = spiffe.ParseID(name)
 	}

@@ -17,6 +17,7 @@
 package bundleorder
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -85,16 +86,14 @@ func times(last, n uint64, now time.Time) bool {
 }
 
 func empty(b *spiffe.Bundle) bool {
-	for range b.X509Authorities() {
-		return false
-	}
-	for range b.JWTAuthorities() {
-		return false
-	}
-	for range b.WITAuthorities() {
-		return false
-	}
-	return true
+	c := b.Contents()
+	return len(c.X509Authorities)+len(c.JWTAuthorities)+len(c.WITAuthorities) == 0
+}
+
+// Unvouched reports whether newer bundles could vouch for the chain that err refuses.
+func Unvouched(err error) bool {
+	e, ok := errors.AsType[*spiffe.VerifyError](err)
+	return ok && e.Unvouched()
 }
 
 // Offers keeps a publisher's held bundle. The zero Offers is ready to use. It is not safe for concurrent use.

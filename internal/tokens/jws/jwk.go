@@ -11,7 +11,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"iter"
+	"maps"
 	"math/big"
 	"slices"
 
@@ -192,12 +192,12 @@ func AppendJWK(b []byte, use, alg, keyID string, key crypto.PublicKey) ([]byte, 
 	return append(b, '}'), ok && err == nil
 }
 
-// MarshalSet returns a JWK Set of keys by their key IDs. With openID, for an issuer of OpenID Connect, each key has
+// MarshalSet returns a JWK Set of keys, sorted by key ID. With openID, for an issuer of OpenID Connect, each key has
 // the members "use", which is "sig", and "alg", from [DefaultAlgorithm].
-func MarshalSet(keys iter.Seq2[string, crypto.PublicKey], openID bool) ([]byte, error) {
+func MarshalSet(keys map[string]crypto.PublicKey, openID bool) ([]byte, error) {
 	doc := []byte(`{"keys":[`)
-	for id, key := range keys {
-		use, alg := "", ""
+	for _, id := range slices.Sorted(maps.Keys(keys)) {
+		use, alg, key := "", "", keys[id]
 		if openID {
 			a, _ := DefaultAlgorithm(key)
 			use, alg = "sig", a.String()

@@ -95,7 +95,7 @@ type Options struct {
 	// ID returns the identity of a pod, from the facts that the API server vouches for: all members but Cluster are
 	// set. An error denies the request, and its text is readable in the cluster; an error that says that it passes
 	// (see [spiffe.ErrNotReady]) makes the request wait. ID is called from many goroutines, and must not block. Nil
-	// means [spiffe.TrustDomain.KubernetesID].
+	// means spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT.
 	ID func(spiffe.Pod) (spiffe.ID, error)
 
 	TTL time.Duration // the longest lifetime of a certificate, an hour at least; 0 means 24 hours
@@ -161,7 +161,7 @@ func New(o Options) (*Signer, error) {
 	o.TTL = cmp.Or(o.TTL, 24*time.Hour)
 	if o.ID == nil {
 		o.ID = func(p spiffe.Pod) (spiffe.ID, error) {
-			return o.TrustDomain.KubernetesID(p.Namespace, p.ServiceAccount)
+			return o.TrustDomain.WorkloadID("ns", p.Namespace, "sa", p.ServiceAccount)
 		}
 	}
 	s := &Signer{

@@ -295,7 +295,7 @@ func TestRefused(t *testing.T) {
 		case "panics":
 			return spiffe.ID{}, nil
 		}
-		return td.KubernetesID(p.Namespace, p.ServiceAccount)
+		return td.WorkloadID("ns", p.Namespace, "sa", p.ServiceAccount)
 	}
 	c.run(o)
 	for _, v := range []struct {
@@ -411,7 +411,7 @@ func TestWaits(t *testing.T) {
 			if p.Name == "slow" && asked.Add(1) < 3 {
 				return spiffe.ID{}, retryable{errors.New("not registered yet")}
 			}
-			return td.KubernetesID(p.Namespace, p.ServiceAccount)
+			return td.WorkloadID("ns", p.Namespace, "sa", p.ServiceAccount)
 		}
 		c.run(o)
 		slow := c.ask(func(s *spec) { s.PodName = "slow" })

@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 	"time"
 
@@ -168,7 +167,7 @@ func (v *Validator) verifyAnew(text string) (*holder, *token.Error) {
 // verifySignature checks the signature of a token with the WIT key that it names.
 func verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
 	kid := token.Clip(s.KeyID, token.MaxQuoted)
-	keys := maps.Collect(b.WITAuthorities())
+	keys := b.Contents().WITAuthorities
 	key, ok := keys[s.KeyID]
 	switch {
 	case len(keys) == 0:
