@@ -227,7 +227,7 @@ func NewTrustDomainsSecret(name string, set *spiffe.BundleSet) (*Secret, error) 
 	return newSecret(name, time.Time{}, &contents{kind: kindDomains, domains: domains}), nil
 }
 
-// NewTicketKeysSecret returns up to 16 distinct keys for TLS session tickets, 80 random bytes each. Envoy encrypts
+// NewTicketKeysSecret returns up to 16 keys for TLS session tickets, 80 random bytes each. Envoy encrypts
 // with the first and decrypts with all: to rotate, insert a new key in front and drop the last. The keys are copied.
 func NewTicketKeysSecret(name string, keys ...[]byte) (*Secret, error) {
 	if name == "" || len(keys) == 0 {
@@ -242,9 +242,6 @@ func NewTicketKeysSecret(name string, keys ...[]byte) (*Secret, error) {
 		if len(key) != ticketKeySize {
 			return nil, fmt.Errorf("pki: secret %q: ticket key %d has %d bytes, not %d", name, i+1, len(key),
 				ticketKeySize)
-		}
-		if slices.ContainsFunc(tickets[:i], func(k []byte) bool { return bytes.Equal(k, key) }) {
-			return nil, fmt.Errorf("pki: secret %q: ticket key %d is there twice", name, i+1)
 		}
 		tickets[i] = bytes.Clone(key)
 	}

@@ -375,7 +375,6 @@ func TestOtherSecrets(t *testing.T) {
 		"no name of tickets": {func() (*pki.Secret, error) { return pki.NewTicketKeysSecret("", key("a")) }, nil},
 		"79 bytes":           {func() (*pki.Secret, error) { return pki.NewTicketKeysSecret("x", key("a"), key("b")[:79]) }, nil},
 		"81 bytes":           {func() (*pki.Secret, error) { return pki.NewTicketKeysSecret("x", append(key("a"), 'a')) }, nil},
-		"twice":              {func() (*pki.Secret, error) { return pki.NewTicketKeysSecret("x", key("a"), key("b"), key("a")) }, nil},
 		"17 keys":            {func() (*pki.Secret, error) { return pki.NewTicketKeysSecret("x", sixteen...) }, spiffe.ErrTooLarge},
 		"no values":          {generic(nil), nil},
 		"no name of values":  {func() (*pki.Secret, error) { return pki.NewGenericSecret("", many) }, nil},

@@ -350,7 +350,7 @@ func TestOIDC(t *testing.T) {
 	client := &http.Client{Transport: &http.Transport{ // for which the name leads to the server, as DNS would have it
 		TLSClientConfig: &tls.Config{RootCAs: roots}, DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, network, map[string]string{"oidc.example.org:443": s.at.OIDC.Addr().String()}[addr])
+			return new(net.Dialer).DialContext(ctx, network, map[string]string{"oidc.example.org:443": s.ca.OIDC.Addr().String()}[addr])
 		},
 	}}
 	verifier, err := jwt.New(jwt.Options{Issuer: issuer, Audiences: []string{"bank"}, HTTPClient: client, Caller: func(c *jwt.Claims) (*authn.Caller, error) {
@@ -380,7 +380,7 @@ func TestOIDC(t *testing.T) {
 	// The certificate is replaced, and presented without a restart.
 	replace("new.example.org")
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		conn := must.Get(tls.Dial("tcp", s.at.OIDC.Addr().String(), &tls.Config{RootCAs: roots, ServerName: "new.example.org"}))(c)
+		conn := must.Get(tls.Dial("tcp", s.ca.OIDC.Addr().String(), &tls.Config{RootCAs: roots, ServerName: "new.example.org"}))(c)
 		_ = conn.Close()
 	}, time.Minute, 50*time.Millisecond)
 }
@@ -391,7 +391,7 @@ func TestOIDCBehindProxy(t *testing.T) {
 	dir := t.TempDir()
 	s, _ := start(t, newConfig(t, dir, "-oidc-issuer", "https://oidc.example.org", "-oidc-addr", "127.0.0.1:0"))
 	verifier := must.Get(spiffe.NewVerifier(s.ca.Bundle(), spiffe.AllowIDs(s.c.ServerID), nil))(t)
-	conn, err := tls.Dial("tcp", s.at.OIDC.Addr().String(), &tls.Config{InsecureSkipVerify: true, VerifyConnection: func(state tls.ConnectionState) error { // as the ID is checked
+	conn, err := tls.Dial("tcp", s.ca.OIDC.Addr().String(), &tls.Config{InsecureSkipVerify: true, VerifyConnection: func(state tls.ConnectionState) error { // as the ID is checked
 		return must.Err(verifier.VerifyChain(state.PeerCertificates, spiffe.ServerRole))
 	}})
 	require.NoError(t, err)

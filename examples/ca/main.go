@@ -344,7 +344,7 @@ func announce(out io.Writer, c *caconfig.Config, a *caconfig.Authority, at caser
 		{"Istio's API:", "https", istioca.CreateCertificate, at.Istio},
 		{"Linkerd's API:", linkerdScheme, linkerd.Certify, at.Linkerd},
 		{"bundle endpoint:", "https", "/", at.Bundle},
-		{"OpenID Connect:", "https", "/.well-known/openid-configuration", at.OIDC},
+		{"OpenID Connect:", "https", "/.well-known/openid-configuration", a.OIDC},
 		{"metrics, health:", "http", "/metrics /ready /status", at.Admin},
 		{"operators' page:", "http", "/", at.Admin},
 	} {

@@ -15,7 +15,8 @@
 //	err = server.Run(ctx, caserver.Listeners{Istio: public, Admin: local})
 //
 // The program examples/ca uses it. A program with other APIs uses the handlers of packages istioca, linkerd and
-// federation directly, and serves them with [Serve] or another server of package net/http.
+// federation directly, or of jwtsvid for the documents of an OpenID Connect issuer, and serves them with [Serve] or
+// another server of package net/http.
 package caserver
 
 import (
@@ -47,7 +48,6 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/federation"
-	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
@@ -86,12 +86,6 @@ type Options struct {
 	// Identity's. The bundle endpoint always presents Identity.
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
-	// Issuer is the URL of the CA as an OpenID Connect issuer, whose documents Run serves at [Listeners].OIDC: see
-	// jwtsvid.NewOIDCHandler and ca.JWTConfig. GetOIDCCertificate returns the certificate for that listener, as in
-	// [tls.Config]; nil means Identity's, which a proxy in front can verify. An empty Issuer means no documents.
-	Issuer             string
-	GetOIDCCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
-
 	// Page is the operators' page, served at /. Nil means none.
 	Page http.Handler
 
@@ -119,7 +113,6 @@ type Server struct {
 	signer         *counter // the CA as the APIs use it
 	istio, linkerd http.Handler
 	bundle, admin  http.Handler
-	oidc           http.Handler
 	pods           Part // nil for none
 }
 
@@ -130,7 +123,7 @@ func New(o Options) (*Server, error) {
 			"a *ca.Authority is a CA, and a *secretcache.Manager an identity")
 	}
 	o.Logger = ratelog.Patient(o.Logger)
-	s := &Server{opts: o, istio: http.NotFoundHandler(), linkerd: http.NotFoundHandler(), oidc: http.NotFoundHandler()}
+	s := &Server{opts: o, istio: http.NotFoundHandler(), linkerd: http.NotFoundHandler()}
 	s.signer = &counter{Signer: o.CA}
 	if o.GetCertificate == nil {
 		s.opts.GetCertificate = s.own
@@ -138,11 +131,6 @@ func New(o Options) (*Server, error) {
 	var err error
 	if s.bundle, err = federation.NewHandler(caservice.Bundles(o.CA.Bundle), o.TrustDomain); err != nil {
 		return nil, err
-	}
-	if o.Issuer != "" {
-		if s.oidc, err = jwtsvid.NewOIDCHandler(caservice.Bundles(o.CA.Bundle), o.TrustDomain, o.Issuer); err != nil {
-			return nil, err
-		}
 	}
 	metrics, err := s.addAPIs()
 	if err != nil {
@@ -207,7 +195,6 @@ type Listeners struct {
 	Istio   net.Listener // Istio's API, by TLS 1.3, or 1.2 for agents that obey FIPS 140-2
 	Linkerd net.Listener // Linkerd's API, by TLS 1.3 with or without ALPN
 	Bundle  net.Listener // the bundle of the CA, by TLS, in the profile https_spiffe
-	OIDC    net.Listener // the documents of an OpenID Connect issuer, by TLS
 	// Admin serves metrics, health, status and roots without TLS; over loopback only for localhost, addresses and the
 	// server's own names.
 	Admin net.Listener
@@ -311,10 +298,6 @@ func (s *Server) endpoints(at Listeners) ([]endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	oidcTLS := bundleTLS.Clone()
-	if s.opts.GetOIDCCertificate != nil {
-		oidcTLS.GetCertificate = s.opts.GetOIDCCertificate
-	}
 	linkerdOptions := ServeOptions{Handler: s.linkerd, TLS: s.tlsConfig(tls.VersionTLS13, tls.NoClientCert)}
 	if at.LinkerdPlaintext {
 		if s.opts.Linkerd != nil && !s.opts.Linkerd.AllowPlaintext {
@@ -329,7 +312,6 @@ func (s *Server) endpoints(at Listeners) ([]endpoint, error) {
 		{"Istio's API", at.Istio, ServeOptions{Handler: s.istio, TLS: istioTLS}},
 		{"Linkerd's API", at.Linkerd, linkerdOptions},
 		{"bundle endpoint", at.Bundle, ServeOptions{Handler: s.bundle, TLS: bundleTLS}},
-		{"documents of the OpenID Connect issuer", at.OIDC, ServeOptions{Handler: s.oidc, TLS: oidcTLS}},
 		{"metrics and health", at.Admin, ServeOptions{Handler: s.admin, Plaintext: true}},
 	}, func(e endpoint) bool { return e.l == nil }), nil
 }

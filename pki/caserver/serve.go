@@ -144,49 +144,34 @@ func limited(l net.Listener, o ServeOptions, total int, log *ratelog.Log) (*conn
 	if o.TLS == nil {
 		each = 0 // all may come from the proxy in front
 	}
-	accepted := conns.Listen(l, conns.Options{
-		Total: total,
-		Each:  each,
-		Refused: func(c net.Conn, what string, err *limit.Error) {
-			refused(c, what, err.Reason)
-		},
-	})
-	return accepted, &handshakes{accepted, limit.NewShares[struct{}](half, 0),
-		limit.NewShares[string](0, min(maxHandshakesEach, max(total/4, 1))), func(c net.Conn,
-			reason string) {
-			refused(c, "connection closed at once", reason)
-		}}
+	accepted := conns.Listen(l, conns.Options{Total: total, Each: each,
+		Refused: func(c net.Conn, what string, err *limit.Error) { refused(c, what, err.Reason) }})
+	return accepted, &handshakes{accepted, limit.NewShares[any](half, min(maxHandshakesEach, max(total/4, 1))),
+		func(c net.Conn, reason string) { refused(c, "connection closed at once", reason) }}
 }
 
 // handshakes bounds the connections whose handshake is incomplete.
 type handshakes struct {
 	of      *conns.Listener
-	all     *limit.Shares[struct{}]
-	each    *limit.Shares[string]
+	held    *limit.Shares[any]
 	refused func(c net.Conn, reason string)
 }
 
 // begin reports whether c may do its handshake. If so, the caller calls end once, when the handshake is over.
 func (h *handshakes) begin(c net.Conn) (end func(), ok bool) {
-	from := h.of.PeerOf(c)
-	counted := from != ""
-	if counted && h.each.Take(from, 1) != nil {
-		h.refused(c, "the address has too many handshakes that are not complete")
+	var from any = c // a peer without a name counts only in total
+	if name := h.of.PeerOf(c); name != "" {
+		from = name
+	}
+	if err, ok := errors.AsType[*limit.Error](h.held.Take(from, 1)); ok {
+		reason := "there are too many handshakes that are not complete"
+		if err.Reason == limit.CallerShare {
+			reason = "the address has too many handshakes that are not complete"
+		}
+		h.refused(c, reason)
 		return nil, false
 	}
-	if h.all.Take(struct{}{}, 1) != nil {
-		if counted {
-			h.each.Give(from, 1)
-		}
-		h.refused(c, "there are too many handshakes that are not complete")
-		return nil, false
-	}
-	return sync.OnceFunc(func() {
-		if counted {
-			h.each.Give(from, 1)
-		}
-		h.all.Give(struct{}{}, 1)
-	}), true
+	return sync.OnceFunc(func() { h.held.Give(from, 1) }), true
 }
 
 // tlsListener accepts TLS connections and shows them to net/http as unencrypted ones: net/http insists on ALPN for

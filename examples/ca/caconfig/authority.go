@@ -1,6 +1,7 @@
 package caconfig
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -43,7 +45,10 @@ type Authority struct {
 	Own   *ca.Authority // nil with -external-ca: the cluster holds the keys
 	Where string        // describes the CA's place to operators
 
-	audit *auditlog.Log // nil for none
+	OIDC net.Listener // of the documents of -oidc-issuer, with Serve; nil for none
+
+	audit  *auditlog.Log // nil for none
+	failed error         // why the documents are not served any more
 }
 
 // OpenOptions are the options of [Config.Open]. The zero value is for a program that signs.
@@ -458,6 +463,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 			c.pluggedIn.Dir)
 	}
 	at := caserver.Listeners{LinkerdPlaintext: c.linkerdPlaintext}
+	var atOIDC net.Listener
 	for _, p := range []struct {
 		name, flag, addr string
 		at               *net.Listener
@@ -465,7 +471,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		{"Istio's API", "istio-addr", c.istioAddr, &at.Istio},
 		{"Linkerd's API", "linkerd-addr", c.linkerdAddr, &at.Linkerd},
 		{"bundle endpoint", "bundle-addr", c.bundleAddr, &at.Bundle},
-		{"documents of the issuer", "oidc-addr", c.oidc.addr, &at.OIDC},
+		{"documents of the issuer", "oidc-addr", c.oidc.addr, &atOIDC},
 		{"metrics, health", "admin-addr", c.adminAddr, &at.Admin},
 	} {
 		if p.addr == "" {
@@ -483,6 +489,7 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		return err
 	}
 	defer a.Close()
+	a.OIDC = atOIDC
 	cert, key := c.tlsFiles()
 	certificate, stop, err := followTLS(ctx, "-tls-cert", cert, key, log)
 	if err != nil {
@@ -500,10 +507,25 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 		return err
 	}
 	defer stop()
+	var documents caserver.ServeOptions
+	if a.OIDC != nil {
+		if documents, err = c.documents(signer, identity, oidc, log); err != nil {
+			return err
+		}
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer end(nil)
 	o := caserver.Options{
 		CA: signer, TrustDomain: c.CA.TrustDomain, Identity: identity, RootsFile: c.RootsFile,
-		Status: a.WriteStatus, Ready: func() { ready(a, at) }, Logger: log, GetCertificate: certificate, Pods: c.Pods,
-		Issuer: c.oidc.issuer, GetOIDCCertificate: oidc,
+		Status: a.WriteStatus, Logger: log, GetCertificate: certificate, Pods: c.Pods,
+		Ready: func() {
+			if a.OIDC != nil {
+				running.Go(func() { a.serveDocuments(ctx, documents, end) })
+			}
+			ready(a, at)
+		},
 	}
 	if c.Page != nil {
 		if o.Page, err = c.Page(ctx, a); err != nil {
@@ -536,7 +558,10 @@ func (c *Config) Serve(ctx context.Context, log *slog.Logger, ready func(*Author
 			"have",
 			"since_other_proof", c.renew, "longest_lifetime", c.CA.DefaultTTL)
 	}
-	return server.Run(ctx, at)
+	err = server.Run(ctx, at)
+	end(nil)
+	running.Wait()
+	return cmp.Or(err, a.failed)
 }
 
 // identity keeps the server's own certificate fresh until stop is called. The served CA signs it.

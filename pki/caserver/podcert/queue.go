@@ -28,16 +28,12 @@ type entry struct {
 
 // turns spaces out the requests of each key.
 type turns struct {
-	every time.Duration // 0: no limit
+	every time.Duration // 0 or less: no limit
 	next  map[string]time.Time
 }
 
 func newTurns(rate float64) turns {
-	t := turns{next: make(map[string]time.Time)}
-	if rate > 0 {
-		t.every = time.Duration(float64(time.Second) / rate)
-	}
-	return t
+	return turns{every: time.Duration(float64(time.Second) / rate), next: make(map[string]time.Time)}
 }
 
 // take returns how long the next request of key must wait. A quarter of a second's requests may come at once.
