@@ -77,7 +77,7 @@ func (s *Set) Value(name, help string, v float64) {
 	s.Gauge(name, help, func() (float64, bool) { return v, true })
 }
 
-// Time adds a gauge with the time t, which has no value if t is zero. It completes the name and the help with the unit.
+// Time adds a gauge with the time t, or without a value if t is zero. It completes name and help with the unit.
 func (s *Set) Time(name, help string, t time.Time) {
 	s.Gauge(name+"_timestamp_seconds", help+", in seconds since 1970.",
 		func() (float64, bool) { return Seconds(t), !t.IsZero() })

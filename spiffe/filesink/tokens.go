@@ -43,7 +43,7 @@ func (s *Sink) identity() string {
 	return svid.ID().String()
 }
 
-// fetchTokens fetches the tokens that are due: when half of their life is over, and when they are not for the identity.
+// fetchTokens fetches the tokens that are due: when half of their life is over, or if they are not for the identity.
 // It returns how long to wait, and why not all tokens are as they should be. If a fetch fails, the old token stays.
 // writing is held.
 func (s *Sink) fetchTokens(ctx context.Context) (wait time.Duration, err error) {
