@@ -77,10 +77,9 @@ func (s *Set) Value(name, help string, v float64) {
 	s.Gauge(name, help, func() (float64, bool) { return v, true })
 }
 
-// Time adds a gauge with the time t, or without a value if t is zero. It completes name and help with the unit.
+// Time adds a gauge with the time t, or without a value if t is zero.
 func (s *Set) Time(name, help string, t time.Time) {
-	s.Gauge(name+"_timestamp_seconds", help+", in seconds since 1970.",
-		func() (float64, bool) { return Seconds(t), !t.IsZero() })
+	s.Gauge(name, help, func() (float64, bool) { return Seconds(t), !t.IsZero() })
 }
 
 // Gauges adds a gauge. read adds its samples when the Set is written; without samples nothing is written. read must

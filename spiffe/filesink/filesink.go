@@ -547,9 +547,12 @@ func (s *Sink) Report() report.Report {
 		metrics.Bool(st.Err == nil))
 	m.Totals("svidkit_filesink_writes_total", "How often the files were written.",
 		func(add metrics.Add) { add(float64(st.Writes)) })
-	m.Time("svidkit_filesink_write", "When the files were last written", st.LastWrite)
-	m.Time("svidkit_filesink_checked", "When the files were last found or put in order", st.Checked)
-	m.Time("svidkit_filesink_svid_end", "When the certificate in the files expires", st.NotAfter)
+	m.Time("svidkit_filesink_write_timestamp_seconds",
+		"When the files were last written, in seconds since 1970.", st.LastWrite)
+	m.Time("svidkit_filesink_checked_timestamp_seconds",
+		"When the files were last found or put in order, in seconds since 1970.", st.Checked)
+	m.Time("svidkit_filesink_svid_end_timestamp_seconds",
+		"When the certificate in the files expires, in seconds since 1970.", st.NotAfter)
 	r.Metrics = m.Write
 	return r
 }

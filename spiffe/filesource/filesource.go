@@ -369,10 +369,13 @@ func (s *Source) Report() report.Report {
 		metrics.Bool(st.ready))
 	m.Value("svidkit_filesource_in_order", "Whether all files were in order when they were read last.",
 		metrics.Bool(err == nil))
-	m.Time("svidkit_filesource_checked", "When all files were last found in order", checked)
-	m.Time("svidkit_filesource_update", "When something was last taken over from the files", st.at)
+	m.Time("svidkit_filesource_checked_timestamp_seconds",
+		"When all files were last found in order, in seconds since 1970.", checked)
+	m.Time("svidkit_filesource_update_timestamp_seconds",
+		"When something was last taken over from the files, in seconds since 1970.", st.at)
 	if svid := st.svid(); svid != nil {
-		m.Time("svidkit_filesource_svid_end", "When the certificate of the identity expires", svid.NotAfter())
+		m.Time("svidkit_filesource_svid_end_timestamp_seconds",
+			"When the certificate of the identity expires, in seconds since 1970.", svid.NotAfter())
 	}
 	m.Value("svidkit_filesource_trust_domains", "The number of trust domains with a bundle.",
 		float64(st.bundles.Len()))

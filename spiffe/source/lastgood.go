@@ -329,7 +329,8 @@ func (l *LastGood) Report() report.Report {
 	m.Value("svidkit_last_good_in_use",
 		"Whether something is handed out that was stored before this program started.", metrics.Bool(inUse))
 	m.Value("svidkit_last_good_in_order", "Whether the last attempt to store has succeeded.", metrics.Bool(err == nil))
-	m.Time("svidkit_last_good_saved", "When what is stored was last had from the live source", saved)
+	m.Time("svidkit_last_good_saved_timestamp_seconds",
+		"When what is stored was last had from the live source, in seconds since 1970.", saved)
 	r.Metrics = m.Write
 	return r
 }
