@@ -72,6 +72,16 @@ func (s *Set) Gauge(name, help string, read func() (v float64, ok bool)) {
 	})
 }
 
+// Value adds a gauge with the value v.
+func (s *Set) Value(name, help string, v float64) {
+	s.Gauge(name, help, func() (float64, bool) { return v, true })
+}
+
+// Time adds a gauge with the time t, or without a value if t is zero.
+func (s *Set) Time(name, help string, t time.Time) {
+	s.Gauge(name, help, func() (float64, bool) { return Seconds(t), !t.IsZero() })
+}
+
 // Gauges adds a gauge. read adds its samples when the Set is written; without samples nothing is written. read must
 // be safe for concurrent use.
 func (s *Set) Gauges(name, help string, read func(Add)) {

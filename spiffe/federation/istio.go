@@ -2,8 +2,10 @@ package federation
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
+	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -55,8 +57,5 @@ func shortTuple(tuple string) string {
 	if i := strings.IndexByte(tuple, '?'); i >= 0 {
 		tuple = tuple[:i] + "?…"
 	}
-	if len(tuple) > 128 {
-		return fmt.Sprintf("%q…", tuple[:128])
-	}
-	return fmt.Sprintf("%q", tuple)
+	return strconv.Quote(redact.Clip(tuple, 128))
 }

@@ -35,11 +35,10 @@ func (m *Manager) stored(f func(dir *store.Folder) error) error {
 	if m.store == nil {
 		return nil
 	}
-	var inner error
-	if err := m.store.Use(func(dir *store.Folder) error { inner = f(dir); return nil }); err != nil {
+	if err := m.store.Use(f); err != nil {
 		return fmt.Errorf("Config.Dir: %w", err)
 	}
-	return inner
+	return nil
 }
 
 // load puts the stored bundle of r in force, if there is none yet.

@@ -542,19 +542,17 @@ func (s *Sink) Report() report.Report {
 		r.Identities = []report.Identity{{Name: st.ID.String(), NotAfter: st.NotAfter, LastSuccess: st.LastWrite}}
 	}
 	m := new(metrics.Set)
-	gauge := func(name, help string, value float64, ok bool) {
-		m.Gauge("svidkit_filesink_"+name, help, func() (float64, bool) { return value, ok })
-	}
-	at := func(name, help string, t time.Time) {
-		gauge(name+"_timestamp_seconds", help+", in seconds since 1970.", metrics.Seconds(t), !t.IsZero())
-	}
-	gauge("ready", "Whether the files have had the identity of the source.", metrics.Bool(st.Ready), true)
-	gauge("in_order", "Whether the files had what the source has at the last look.", metrics.Bool(st.Err == nil), true)
+	m.Value("svidkit_filesink_ready", "Whether the files have had the identity of the source.", metrics.Bool(st.Ready))
+	m.Value("svidkit_filesink_in_order", "Whether the files had what the source has at the last look.",
+		metrics.Bool(st.Err == nil))
 	m.Totals("svidkit_filesink_writes_total", "How often the files were written.",
 		func(add metrics.Add) { add(float64(st.Writes)) })
-	at("write", "When the files were last written", st.LastWrite)
-	at("checked", "When the files were last found or put in order", st.Checked)
-	at("svid_end", "When the certificate in the files expires", st.NotAfter)
+	m.Time("svidkit_filesink_write_timestamp_seconds",
+		"When the files were last written, in seconds since 1970.", st.LastWrite)
+	m.Time("svidkit_filesink_checked_timestamp_seconds",
+		"When the files were last found or put in order, in seconds since 1970.", st.Checked)
+	m.Time("svidkit_filesink_svid_end_timestamp_seconds",
+		"When the certificate in the files expires, in seconds since 1970.", st.NotAfter)
 	r.Metrics = m.Write
 	return r
 }

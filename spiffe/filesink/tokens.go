@@ -43,7 +43,7 @@ func (s *Sink) identity() string {
 	return svid.ID().String()
 }
 
-// fetchTokens fetches the tokens that are due: when half of their life is over, and when they are not for the identity.
+// fetchTokens fetches the tokens that are due: when half of their life is over, or if they are not for the identity.
 // It returns how long to wait, and why not all tokens are as they should be. If a fetch fails, the old token stays.
 // writing is held.
 func (s *Sink) fetchTokens(ctx context.Context) (wait time.Duration, err error) {
@@ -88,7 +88,7 @@ func (s *Sink) renew(ctx context.Context, t *token, id, audience string) {
 }
 
 // recallTokens adopts the tokens that an earlier process left in the files, so that they stay until there are new
-// ones.
+// ones. Run replaces them at half of the life that is left; a single Write does at once, as nothing follows it.
 func (s *Sink) recallTokens() {
 	s.tokens = make(map[string]*token)
 	now := time.Now()
@@ -102,8 +102,16 @@ func (s *Sink) recallTokens() {
 		if claims, ok := jws.ReadClaims(string(data)); ok && slices.Equal(claims.Audience, []string{audience}) &&
 			now.Before(claims.Expires.At) {
 			*t = token{text: string(data), subject: claims.Subject, received: now, expires: claims.Expires.At}
+			if s.running {
+				t.due = renewAt(now, t.expires)
+			}
 		}
 	}
+}
+
+// renewAt returns when a token that is here since now is due.
+func renewAt(now, expires time.Time) time.Time {
+	return renew.RenewAt(now, now, expires, 0.5, 0.1, rand.Float64())
 }
 
 func (s *Sink) fetchToken(ctx context.Context, id, audience string) (token, error) {
@@ -117,7 +125,7 @@ func (s *Sink) fetchToken(ctx context.Context, id, audience string) (token, erro
 	now := time.Now()
 	claims, ok := jws.ReadClaims(text)
 	got := token{text: text, subject: claims.Subject, received: now, expires: claims.Expires.At, asked: id,
-		due: renew.RenewAt(now, now, claims.Expires.At, 0.5, 0.1, rand.Float64())}
+		due: renewAt(now, claims.Expires.At)}
 	switch {
 	case !ok || !slices.Equal(claims.Audience, []string{audience}):
 		return token{}, fmt.Errorf("the source gave a token for %.256q", claims.Audience)

@@ -195,12 +195,21 @@ func TestTokenStaysOverRestart(t *testing.T) {
 
 		src.Renew() // so that the files are replaced
 		cfg.Tokens = map[string]string{"a": "a", "b": "other"}
-		cfg.TokenSource = tokenSource(func(context.Context, ...string) (string, error) { return "", errors.New("away") })
+		var asked atomic.Int32 // for a
+		cfg.TokenSource = tokenSource(func(_ context.Context, audience ...string) (string, error) {
+			if audience[0] == "a" {
+				asked.Add(1)
+			}
+			return "", errors.New("away")
+		})
 		s = must.Get(filesink.Start(t.Context(), cfg))(t)
 		require.Equal(t, string(before), string(must.Get(os.ReadFile(filepath.Join(dir, "a")))(t)))
 		_, err := os.Stat(filepath.Join(dir, "b"))
 		require.ErrorIs(t, err, fs.ErrNotExist, "it is for another receiver now")
+		require.Zero(t, asked.Load(), "it is good")
 		require.NoError(t, s.Close())
+		require.Error(t, must.Err(must.Get(filesink.New(cfg))(t).Write()))
+		require.EqualValues(t, 1, asked.Load(), "nothing would renew it later")
 
 		time.Sleep(11 * time.Minute)
 		start(t, cfg)

@@ -365,20 +365,20 @@ func (s *Source) Report() report.Report {
 		Err: err}}
 	r.Problems = slices.Clone(st.notes)
 	m := new(metrics.Set)
-	gauge := func(name, help string, value float64, ok bool) {
-		m.Gauge("svidkit_filesource_"+name, help, func() (float64, bool) { return value, ok })
-	}
-	at := func(name, help string, t time.Time) {
-		gauge(name+"_timestamp_seconds", help+", in seconds since 1970.", metrics.Seconds(t), !t.IsZero())
-	}
-	gauge("ready", "Whether there is all that the source is configured for.", metrics.Bool(st.ready), true)
-	gauge("in_order", "Whether all files were in order when they were read last.", metrics.Bool(err == nil), true)
-	at("checked", "When all files were last found in order", checked)
-	at("update", "When something was last taken over from the files", st.at)
+	m.Value("svidkit_filesource_ready", "Whether there is all that the source is configured for.",
+		metrics.Bool(st.ready))
+	m.Value("svidkit_filesource_in_order", "Whether all files were in order when they were read last.",
+		metrics.Bool(err == nil))
+	m.Time("svidkit_filesource_checked_timestamp_seconds",
+		"When all files were last found in order, in seconds since 1970.", checked)
+	m.Time("svidkit_filesource_update_timestamp_seconds",
+		"When something was last taken over from the files, in seconds since 1970.", st.at)
 	if svid := st.svid(); svid != nil {
-		at("svid_end", "When the certificate of the identity expires", svid.NotAfter())
+		m.Time("svidkit_filesource_svid_end_timestamp_seconds",
+			"When the certificate of the identity expires, in seconds since 1970.", svid.NotAfter())
 	}
-	gauge("trust_domains", "The number of trust domains with a bundle.", float64(st.bundles.Len()), true)
+	m.Value("svidkit_filesource_trust_domains", "The number of trust domains with a bundle.",
+		float64(st.bundles.Len()))
 	r.Metrics = m.Write
 	return r
 }

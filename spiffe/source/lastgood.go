@@ -326,14 +326,11 @@ func (l *LastGood) Report() report.Report {
 		r.NotReady = l.notReady(nil)
 	}
 	m := new(metrics.Set)
-	m.Gauge("svidkit_last_good_in_use",
-		"Whether something is handed out that was stored before this program started.",
-		func() (float64, bool) { return metrics.Bool(inUse), true })
-	m.Gauge("svidkit_last_good_in_order", "Whether the last attempt to store has succeeded.",
-		func() (float64, bool) { return metrics.Bool(err == nil), true })
-	m.Gauge("svidkit_last_good_saved_timestamp_seconds",
-		"When what is stored was last had from the live source, in seconds since 1970.",
-		func() (float64, bool) { return metrics.Seconds(saved), !saved.IsZero() })
+	m.Value("svidkit_last_good_in_use",
+		"Whether something is handed out that was stored before this program started.", metrics.Bool(inUse))
+	m.Value("svidkit_last_good_in_order", "Whether the last attempt to store has succeeded.", metrics.Bool(err == nil))
+	m.Time("svidkit_last_good_saved_timestamp_seconds",
+		"When what is stored was last had from the live source, in seconds since 1970.", saved)
 	r.Metrics = m.Write
 	return r
 }

@@ -83,6 +83,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/ratelog"
+	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -418,15 +419,7 @@ func (e *Endpoint) baseConfig() *tls.Config {
 		Time:       e.config.Now,
 	}
 	if c.MinVersion < tls.VersionTLS13 {
-		// TLS 1.3 has no others; of TLS 1.2 the forward-secret AEAD suites only.
-		c.CipherSuites = []uint16{
-			tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
-			tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
-			tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,
-			tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
-			tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256,
-			tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
-		}
+		c.CipherSuites = tlsalert.Suites()
 	}
 	return c
 }

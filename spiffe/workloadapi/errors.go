@@ -11,8 +11,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
-// Errors to test for with [errors.Is]. A server that does not implement a method, or whose operator has switched it off
-// (gRPC's Unimplemented), is [errors.ErrUnsupported]: do not retry.
+// Errors to test for with [errors.Is]. If a server does not implement a method, or its operator has switched it off
+// (gRPC's Unimplemented), the error wraps [errors.ErrUnsupported]: do not retry.
 var (
 	// ErrDenied says that the server has no identity for this caller, not the requested one, or no token for the
 	// audience (gRPC's PermissionDenied). A later call may succeed, once the workload is registered. On a stream it

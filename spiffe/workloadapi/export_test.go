@@ -82,7 +82,7 @@ func Pace() func(good bool, received, end, now time.Time, u float64) time.Durati
 
 // X509 returns the update of which a source has its identities and bundles.
 func (s *Source) X509() (*Update, error) {
-	if st := s.cur.Load(); len(st.identities()) > 0 {
+	if st := s.cur.Load(); len(st.update.Identities) > 0 {
 		return st.update, nil
 	}
 	return nil, s.notReady()

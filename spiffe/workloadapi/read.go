@@ -49,14 +49,11 @@ type Update struct {
 	withheld error // why identities that the server sent are not in force; of a Source only
 }
 
-// identity returns the first identity with hint, or the first one if hint is empty; nil if there is none. u may be
-// nil.
+// identity returns the first identity with hint, or the first one if hint is empty; nil if there is none.
 func (u *Update) identity(hint string) *spiffe.SVID {
-	if u != nil {
-		for _, id := range u.Identities {
-			if hint == "" || id.Hint == hint {
-				return id.SVID
-			}
+	for _, id := range u.Identities {
+		if hint == "" || id.Hint == hint {
+			return id.SVID
 		}
 	}
 	return nil

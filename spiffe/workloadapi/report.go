@@ -57,8 +57,8 @@ type stream struct {
 // metricsOf returns the metrics of a source. svid may be nil.
 func metricsOf(ready bool, svid *spiffe.SVID, streams []stream) *metrics.Set {
 	set := new(metrics.Set)
-	set.Gauge("svidkit_workloadapi_ready", "Whether the source has what it is configured for: 1 or 0.",
-		func() (float64, bool) { return metrics.Bool(ready), true })
+	set.Value("svidkit_workloadapi_ready", "Whether the source has what it is configured for: 1 or 0.",
+		metrics.Bool(ready))
 	set.Gauges("svidkit_workloadapi_identity_end_timestamp_seconds",
 		"When the certificate of the identity ends, in seconds since 1970.", func(add metrics.Add) {
 			if svid != nil {

@@ -150,17 +150,18 @@ func (s *Source) failed(ctx context.Context, t *track, e *Error) {
 // publish makes the adopted state visible to readers, and reports whether anything changed. The caller holds mu.
 func (s *Source) publish() bool {
 	old := s.cur.Load()
-	st := &state{update: s.x509.update, bundles: s.bundles(old.bundles)}
+	st := &state{update: cmp.Or(s.x509.update, new(Update)), bundles: s.bundles(old.bundles)}
 	if svid := st.update.identity(s.cfg.Hint); svid != nil {
 		if st.snap = old.snap; svid != old.svid() || st.bundles != old.bundles {
 			st.snap = spiffe.NewSnapshot(svid, st.bundles)
 		}
 	}
-	st.ready = (st.snap != nil || s.cfg.BundlesOnly && st.update != nil) &&
+	st.ready = (st.snap != nil || s.cfg.BundlesOnly && s.x509.update != nil) &&
 		(s.jwt.update != nil || !s.cfg.JWTBundles)
 	s.cur.Store(st)
 	if st.ready == old.ready && st.snap == old.snap && st.bundles == old.bundles &&
-		slices.Equal(st.identities(), old.identities()) && slices.EqualFunc(st.crls(), old.crls(), slices.Equal) {
+		slices.Equal(st.update.Identities, old.update.Identities) &&
+		slices.EqualFunc(st.update.CRLs, old.update.CRLs, slices.Equal) {
 		return false // the same content, sent again after a reconnect
 	}
 	s.news.Notify()

@@ -77,7 +77,7 @@ type redacted = redact.Text
 type state struct {
 	snap    *spiffe.Snapshot  // nil if there is no identity
 	bundles *spiffe.BundleSet // nil if there are none
-	update  *Update           // of the X.509 stream, nil if there is none
+	update  *Update           // of the X.509 stream, empty if there is none
 	ready   bool              // everything that Ready waits for is there
 }
 
@@ -88,13 +88,6 @@ func (st *state) svid() *spiffe.SVID {
 	}
 	svid, _ := st.snap.SVID() // of a snapshot: never an error
 	return svid
-}
-
-func (st *state) identities() []Identity {
-	if st.update == nil {
-		return nil
-	}
-	return st.update.Identities
 }
 
 // Start returns a ready Source, and runs it until [Source.Close]. ctx bounds only the start: its end has no effect
@@ -129,7 +122,7 @@ func New(cfg Config) (*Source, error) {
 	}
 	s.redacted = redact.New("workloadapi.Source(" + s.client.server + ")")
 	s.bad = ratelog.New(s.log, 0)
-	s.cur.Store(&state{})
+	s.cur.Store(&state{update: new(Update)})
 	return s, nil
 }
 
@@ -176,7 +169,7 @@ func (s *Source) Snapshot() (*spiffe.Snapshot, error) {
 // SVIDs returns all identities of the workload that are in force, the default one first, for programs that choose
 // among them. There are none before the first response, after a withdrawal, and with BundlesOnly. It does not block.
 func (s *Source) SVIDs() (all []*spiffe.SVID) {
-	for _, id := range s.cur.Load().identities() {
+	for _, id := range s.cur.Load().update.Identities {
 		all = append(all, id.SVID)
 	}
 	return all
@@ -184,14 +177,7 @@ func (s *Source) SVIDs() (all []*spiffe.SVID) {
 
 // CRLs returns the certificate revocation lists that came with the bundles, in DER as received; nil if there are none.
 // The caller must not modify them.
-func (s *Source) CRLs() [][]byte { return s.cur.Load().crls() }
-
-func (st *state) crls() [][]byte {
-	if st.update == nil {
-		return nil
-	}
-	return st.update.CRLs
-}
+func (s *Source) CRLs() [][]byte { return s.cur.Load().update.CRLs }
 
 // Fetch asks the server for a JWT-SVID for one or more audiences. The token is for the identity of the source, or for
 // the server's default identity while the source has none. It works without Run. Each call fetches a new token: for
@@ -269,14 +255,11 @@ func (s *Source) notReady() error {
 // mostNamed is how many identities an error names.
 const mostNamed = 5
 
-// missing returns the error for an update without an identity that has the wanted hint. u may be nil.
+// missing returns the error for an update without an identity that has the wanted hint.
 func (s *Source) missing(u *Update) error {
 	text := "the server has no identity"
 	if s.cfg.Hint != "" {
 		text = fmt.Sprintf("%s with the hint %q", text, redact.Clip(s.cfg.Hint, 128))
-	}
-	if u == nil {
-		return fmt.Errorf("workloadapi: source: %w: %s", spiffe.ErrNotReady, text)
 	}
 	for i, id := range u.Identities {
 		if i == mostNamed {

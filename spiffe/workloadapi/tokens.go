@@ -141,10 +141,7 @@ func readClaims(data []byte) (spiffe.ID, map[string]any, error) {
 	if err == nil && len(claims) == 0 {
 		err = errors.New("claims are empty")
 	}
-	if err != nil {
-		return spiffe.ID{}, nil, err
-	}
-	return id, claims, nil
+	return id, claims, err
 }
 
 // WatchWITSVIDs yields all WIT-SVIDs of this workload at each change, like [Client.WatchX509SVIDs]. If id is not the
@@ -156,10 +153,7 @@ func readClaims(data []byte) (spiffe.ID, map[string]any, error) {
 // an error that wraps [errors.ErrUnsupported].
 func (c *Client) WatchWITSVIDs(ctx context.Context, id spiffe.ID) iter.Seq2[[]TokenSVID, error] {
 	return func(yield func([]TokenSVID, error) bool) {
-		request, err := workloadwire.WriteTexts(idText(id))
-		if err != nil {
-			panic(err) // an ID is ASCII
-		}
+		request, _ := workloadwire.WriteTexts(idText(id)) // never an error: an ID is ASCII
 		(&watch[[]TokenSVID]{
 			client: c, name: workloadwire.FetchWITSVID, request: request,
 			read: func(data []byte) ([]TokenSVID, error) { return readTokens(workloadwire.WIT, data, id) },
