@@ -219,17 +219,9 @@ func (a *Agent) newXDS() error {
 	if err != nil {
 		return err
 	}
-	token := cmp.Or(machine, tokensource.File(c.path(c.TokenFile)))
-	x.Token = token.Token
+	x.Token = cmp.Or(machine, tokensource.File(c.path(c.TokenFile))).Token
 	if c.text("PROV_CERT") != "" || c.v.Bool("FILE_MOUNTED_CERTS") {
-		x.Token = func(ctx context.Context) (string, error) {
-			text, err := token.Token(ctx)
-			// a certificate has replaced the token that the machine started with
-			if errors.Is(err, tokensource.ErrExpired) {
-				err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
-			}
-			return text, err
-		}
+		x.Token = replaceable(x.Token)
 	}
 	if a.xds, err = xdsproxy.NewHandler(x); err != nil {
 		return err
@@ -237,6 +229,18 @@ func (a *Agent) newXDS() error {
 	a.add("xds", a.xds, nil)
 	a.serve(c.xdsSocket(), a.xds)
 	return nil
+}
+
+// replaceable returns token for a machine with a certificate, which replaces the token that the machine started with:
+// one that has expired counts as missing.
+func replaceable(token func(context.Context) (string, error)) func(context.Context) (string, error) {
+	return func(ctx context.Context) (string, error) {
+		text, err := token(ctx)
+		if errors.Is(err, tokensource.ErrExpired) {
+			err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+		}
+		return text, err
+	}
 }
 
 // plaintextClient returns a client of HTTP/2 without TLS.

@@ -88,18 +88,18 @@ type part interface {
 	Run(ctx context.Context) error
 }
 
-// member is a part that an Agent runs, reports on, or both.
-type member struct {
-	name   string
-	source report.Reporter             // nil for none
-	run    func(context.Context) error // nil for none
+// runner is a part that an Agent runs.
+type runner struct {
+	name string
+	run  func(context.Context) error
 }
 
 // Agent is Istio's agent for identity. [New] creates one. It runs once. It is safe for concurrent use.
 type Agent struct {
 	redacted
 	cfg      Config
-	members  []member
+	runners  []runner
+	parts    []health.Part     // the first is the agent itself
 	identity part              // nil if another program serves the secrets
 	secrets  *sds.Handler      // nil if another program serves the secrets
 	xds      *xdsproxy.Handler // nil without Envoy.XDS
@@ -130,6 +130,7 @@ func New(cfg Config) (_ *Agent, err error) {
 	c := &a.cfg
 	c.notes, c.requests, c.Logger = slices.Clone(cfg.notes), new(requests), ratelog.Patient(cfg.Logger)
 	a.initMetrics()
+	a.parts = []health.Part{{Name: "agent", Check: a.check, Source: (*own)(a)}}
 	defer func() {
 		if err != nil {
 			a.closeHandlers()
@@ -159,19 +160,8 @@ func New(cfg Config) (_ *Agent, err error) {
 	if err := a.newXDS(); err != nil {
 		return nil, fmt.Errorf("control plane: %w", err)
 	}
-	return a, a.newHealth()
-}
-
-// newHealth creates the handler of probes and metrics.
-func (a *Agent) newHealth() (err error) {
-	parts := []health.Part{{Name: "agent", Check: a.check, Source: (*own)(a)}}
-	for _, m := range a.members {
-		if m.source != nil {
-			parts = append(parts, health.Part{Name: m.name, Source: m.source})
-		}
-	}
-	a.health, err = health.New(parts...)
-	return err
+	a.health, err = health.New(a.parts...)
+	return a, err
 }
 
 // newIdentity creates the source of the identity, and the parts that serve and write it.
@@ -274,8 +264,14 @@ func (a *Agent) newSecrets(src, roots sds.Source) error {
 	return nil
 }
 
+// add adds a part to run, to report on, or both; the other one is nil.
 func (a *Agent) add(name string, source report.Reporter, run func(context.Context) error) {
-	a.members = append(a.members, member{name, source, run})
+	if source != nil {
+		a.parts = append(a.parts, health.Part{Name: name, Source: source})
+	}
+	if run != nil {
+		a.runners = append(a.runners, runner{name, run})
+	}
 }
 
 // serve adds a server for a socket.
@@ -321,10 +317,8 @@ func (a *Agent) work(ctx context.Context) error {
 	if a.cfg.Origin == fromSocket {
 		start("socket "+a.cfg.Socket+" of another program", a.watchOther)
 	}
-	for _, m := range a.members {
-		if m.run != nil {
-			start(m.name, m.run)
-		}
+	for _, r := range a.runners {
+		start(r.name, r.run)
 	}
 	wg.Go(func() { a.await(parts) })
 
@@ -491,8 +485,8 @@ func (a *Agent) Parts() iter.Seq2[string, report.Reporter] {
 		if !yield("origin", (*origin)(a)) {
 			return
 		}
-		for _, m := range a.members {
-			if m.source != nil && !yield(m.name, m.source) {
+		for _, p := range a.parts[1:] {
+			if !yield(p.Name, p.Source) {
 				return
 			}
 		}

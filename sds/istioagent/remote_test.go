@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -385,4 +386,21 @@ func TestGRPCBootstrapOfAnother(t *testing.T) {
 	a := must.Get(New(must.Get(Choose(t.Context(), cfg))(t)))(t)
 	require.ErrorContains(t, a.Run(t.Context()), "GRPC_XDS_BOOTSTRAP")
 	assert.NoFileExists(t, filepath.Join(folder, "bootstrap.json"))
+}
+
+// TestControlPlanePolicy: the policy or the port says that the control plane is reached without TLS, and nothing else does.
+func TestControlPlanePolicy(t *testing.T) {
+	t.Parallel()
+	for proxy, want := range map[string]string{
+		`"discoveryAddress":"cp:1"`:                                       "(https://cp:1)",
+		`"discoveryAddress":"cp:1","controlPlaneAuthPolicy":"MUTUAL_TLS"`: "(https://cp:1)",
+		`"discoveryAddress":"cp:1","controlPlaneAuthPolicy":1`:            "(https://cp:1)",
+		`"discoveryAddress":"cp:1","controlPlaneAuthPolicy":"NONE"`:       "(http://cp:1)",
+		`"discoveryAddress":"cp:1","controlPlaneAuthPolicy":0`:            "(http://cp:1)",
+		`"discoveryAddress":"cp:15010"`:                                   "(http://cp:15010)",
+	} {
+		a := must.Get(New(chosen(config(t, folder(t), "XDS_ROOT_CA=SYSTEM PROXY_CONFIG={"+proxy+"}"), fromSocket)))(t)
+		assert.Contains(t, fmt.Sprint(a.xds), want, proxy)
+		require.NoError(t, a.Close())
+	}
 }
