@@ -81,7 +81,7 @@ func ExampleClientCertificate() {
 	}
 	who := authn.ClientCertificate(v)
 
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}

@@ -107,7 +107,7 @@ func TestSignRefusesRequests(t *testing.T) {
 	inner := newPlain(spiffetest.NewCA(t, "example.org"))
 	c := newClient(t, inner, nil)
 	api := spiffe.MustParseID("spiffe://example.org/api")
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	page, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN("web"), {Type: pki.URI, Value: "https://example.org/web"}}})
 	require.NoError(t, err)
 	for name, csr := range map[string]*pki.CSR{
@@ -382,7 +382,7 @@ func csrFor(t testing.TB, key crypto.Signer, ids ...spiffe.ID) *pki.CSR {
 
 func newCSR(t testing.TB, ids ...spiffe.ID) *pki.CSR {
 	t.Helper()
-	return csrFor(t, must.Get(pki.NewKey(pki.ECDSAP256))(t), ids...)
+	return csrFor(t, must.Get(pki.NewKey("ecdsa-p256"))(t), ids...)
 }
 
 func requireBadAnswer(t testing.TB, err error) {

@@ -40,7 +40,7 @@ func rootOptions() pki.CertificateOptions {
 
 func newRoot(t testing.TB) *pki.Issuer {
 	t.Helper()
-	return must.Get(pki.NewRoot(newKey(t, pki.ECDSAP256), rootOptions()))(t)
+	return must.Get(pki.NewRoot(newKey(t, "ecdsa-p256"), rootOptions()))(t)
 }
 
 func leafOptions() pki.CertificateOptions {
@@ -106,7 +106,7 @@ func TestLeafDER(t *testing.T) {
 	conformance.Covers(t, "IST-2.1-2", "IST-2.1-3", "IST-2.1-4", "IST-2.1-11", "IST-2.6-8", "IST-2.6-10", "IST-2.6-12")
 	root := newRoot(t)
 	aki := "2.5.29.35 false 30168014" + keyID(t, root.Certificate().PublicKey)
-	ed := newKey(t, pki.Ed25519)
+	ed := newKey(t, "ed25519")
 	longID := must.Get(exampleOrg.WorkloadID(strings.Repeat("a", 2048-len("spiffe://example.org/"))))(t)
 	for name, tc := range map[string]struct {
 		edit    func(*pki.CertificateOptions)
@@ -166,7 +166,7 @@ func TestCADER(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-2.1-8", "IST-2.1-9", "IST-2.6-9", "IST-2.6-10", "IST-2.6-11", "IST-2.6-12")
 	const ku, san = "2.5.29.15 true 03020106", "2.5.29.17 false 301686147370696666653a2f2f6578616d706c652e6f7267"
-	rootKey, subKey := newKey(t, pki.ECDSAP384), newKey(t, pki.ECDSAP256)
+	rootKey, subKey := newKey(t, "ecdsa-p384"), newKey(t, "ecdsa-p256")
 	rootID, subID := keyID(t, rootKey.Public()), keyID(t, subKey.Public())
 	for name, tc := range map[string]struct {
 		maxPathLen *int
@@ -208,16 +208,16 @@ func TestCADER(t *testing.T) {
 func TestChainVerifies(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	for name, key := range map[string]crypto.Signer{"P-256": newKey(t, pki.ECDSAP256), "RSA": rsaKey(), "Ed25519": newKey(t, pki.Ed25519)} {
+	for name, key := range map[string]crypto.Signer{"P-256": newKey(t, "ecdsa-p256"), "RSA": rsaKey(), "Ed25519": newKey(t, "ed25519")} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			o := pki.CertificateOptions{CA: true, SANs: []pki.SAN{pki.IDSAN(exampleOrg.ID())}, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(time.Hour)}
 			root := must.Get(pki.NewRoot(key, o))(t)
-			subKey := newKey(t, pki.ECDSAP256)
+			subKey := newKey(t, "ecdsa-p256")
 			o.PublicKey, o.MaxPathLen = subKey.Public(), new(0)
 			sub := must.Get(root.Issue(o))(t)
 			issuer := must.Get(pki.NewIssuer(append([]*x509.Certificate{sub}, root.Chain()...), subKey))(t)
-			leafKey := newKey(t, pki.ECDSAP256)
+			leafKey := newKey(t, "ecdsa-p256")
 			leaf, err := issuer.Issue(pki.CertificateOptions{PublicKey: leafKey.Public(), SANs: []pki.SAN{pki.IDSAN(webID)}, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(time.Hour)})
 			require.NoError(t, err)
 
@@ -234,7 +234,7 @@ func TestChainVerifies(t *testing.T) {
 // with another key shares no subject with it.
 func TestRenewRoot(t *testing.T) {
 	t.Parallel()
-	key := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
 	before := must.Get(pki.NewRoot(key, rootOptions()))(t)
 	o := rootOptions()
 	o.NotBefore = o.NotBefore.AddDate(1, 0, 0)
@@ -274,7 +274,7 @@ func TestGivenSerialNumber(t *testing.T) {
 		big.NewInt(1): true, longest: true, new(big.Int).Add(longest, big.NewInt(1)): false, big.NewInt(0): false, big.NewInt(-1): false,
 	} {
 		o := pki.CertificateOptions{
-			PublicKey: newKey(t, pki.ECDSAP256).Public(), SANs: []pki.SAN{pki.DNSSAN("a.test")}, NotBefore: base, NotAfter: base.Add(time.Minute), SerialNumber: n,
+			PublicKey: newKey(t, "ecdsa-p256").Public(), SANs: []pki.SAN{pki.DNSSAN("a.test")}, NotBefore: base, NotAfter: base.Add(time.Minute), SerialNumber: n,
 		}
 		leaf, err := root.Issue(o)
 		if !ok {
@@ -289,7 +289,7 @@ func TestGivenSerialNumber(t *testing.T) {
 
 func TestIssueLeafRefuses(t *testing.T) {
 	t.Parallel()
-	rootKey := newKey(t, pki.ECDSAP256)
+	rootKey := newKey(t, "ecdsa-p256")
 	root := must.Get(pki.NewRoot(rootKey, rootOptions()))(t)
 	end := root.Certificate().NotAfter
 	small := smallKey(t)
@@ -361,7 +361,7 @@ func TestIssueLeafRefuses(t *testing.T) {
 
 func TestCARefuses(t *testing.T) {
 	t.Parallel()
-	key, subKey := newKey(t, pki.ECDSAP256), newKey(t, pki.ECDSAP256)
+	key, subKey := newKey(t, "ecdsa-p256"), newKey(t, "ecdsa-p256")
 	withPathLen := func(n *int) *pki.Issuer {
 		o := rootOptions()
 		o.MaxPathLen = n
@@ -370,7 +370,7 @@ func TestCARefuses(t *testing.T) {
 	root, none, two := withPathLen(nil), withPathLen(new(0)), withPathLen(new(2))
 	// below returns a CA without a limit of its own below one with a limit.
 	below := func(above *pki.Issuer) *pki.Issuer {
-		between := newKey(t, pki.ECDSAP256)
+		between := newKey(t, "ecdsa-p256")
 		o := rootOptions()
 		o.PublicKey = between.Public()
 		cert := must.Get(above.Issue(o))(t)
@@ -440,8 +440,8 @@ type unsupportedKey struct{}
 func TestNewIssuerRefuses(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-2.1-4")
-	key := newKey(t, pki.ECDSAP256)
-	other := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
+	other := newKey(t, "ecdsa-p256")
 	small := smallKey(t)
 	good := func() *x509.Certificate {
 		return &x509.Certificate{
@@ -524,14 +524,14 @@ func TestNewIssuerRefuses(t *testing.T) {
 func TestIssuerKeyFails(t *testing.T) {
 	t.Parallel()
 	root := newRoot(t)
-	key := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
 	o := rootOptions()
 	o.PublicKey = key.Public()
 	sub := must.Get(root.Issue(o))(t)
 	errHSM := errors.New("the token is not there")
 	for name, sign := range map[string]func(io.Reader, []byte, crypto.SignerOpts) ([]byte, error){
 		"fails":         func(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) { return nil, errHSM },
-		"another key's": newKey(t, pki.ECDSAP256).Sign,
+		"another key's": newKey(t, "ecdsa-p256").Sign,
 		"not ASN.1":     func(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) { return make([]byte, 64), nil },
 		"of what it had": func(r io.Reader, d []byte, o crypto.SignerOpts) ([]byte, error) {
 			return key.Sign(r, make([]byte, len(d)), o)
@@ -550,7 +550,7 @@ func TestIssuerKeyFails(t *testing.T) {
 // TestReadableTrustDomains compares our check with what crypto/x509 does.
 func TestReadableTrustDomains(t *testing.T) {
 	t.Parallel()
-	key := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
 	for name, want := range map[string]bool{
 		"example.org": true, "a": true, "-": true, "_": true, "a_b": true, "a-": true, "1.2.3.4": true, "1": true, "0x7f": true,
 		strings.Repeat("a", 64) + ".org": true, strings.Repeat("a", 255): true, strings.Repeat("a.", 127) + "a": true, "xn--": true,
@@ -620,7 +620,7 @@ func TestSignatures(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-2.2-1", "IST-2.2-2", "IST-2.2-3", "IST-2.6-14")
 	for want, key := range map[x509.SignatureAlgorithm]crypto.Signer{
-		x509.SHA256WithRSA: rsaKey(), x509.ECDSAWithSHA256: newKey(t, pki.ECDSAP256), x509.ECDSAWithSHA384: newKey(t, pki.ECDSAP384), x509.PureEd25519: newKey(t, pki.Ed25519),
+		x509.SHA256WithRSA: rsaKey(), x509.ECDSAWithSHA256: newKey(t, "ecdsa-p256"), x509.ECDSAWithSHA384: newKey(t, "ecdsa-p384"), x509.PureEd25519: newKey(t, "ed25519"),
 	} {
 		root := must.Get(pki.NewRoot(key, rootOptions()))(t)
 		leaf := must.Get(root.Issue(leafOptions()))(t)

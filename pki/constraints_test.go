@@ -60,7 +60,7 @@ func TestConstrain(t *testing.T) {
 	t.Parallel()
 	o := rootOptions()
 	o.PermittedTrustDomains = []spiffe.TrustDomain{exampleOrg}
-	key := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
 	root := must.Get(pki.NewRoot(key, o))(t)
 	cert := root.Certificate()
 	lines := raw(t, cert).extensionLines()
@@ -95,7 +95,7 @@ func TestConstrain(t *testing.T) {
 
 	// Nor by way of a CA below it, whatever that one says of itself.
 	other := rootOptions()
-	subKey := newKey(t, pki.ECDSAP256)
+	subKey := newKey(t, "ecdsa-p256")
 	other.PublicKey, other.SANs = subKey.Public(), []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://other.test"))}
 	_, err = root.Issue(other)
 	require.Equal(t, "X5-15", must.As[*pki.ProfileError](err)(t).Rule)
@@ -128,7 +128,7 @@ func caWith(t testing.TB, key crypto.Signer, edit func(*x509.Certificate)) *pki.
 
 func TestConstrainRefuses(t *testing.T) {
 	t.Parallel()
-	key := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
 	domains := func(names ...string) (tds []spiffe.TrustDomain) {
 		for _, n := range names {
 			tds = append(tds, spiffe.MustParseTrustDomain(n))

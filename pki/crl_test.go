@@ -50,7 +50,7 @@ func crlLines(c *x509.RevocationList) string {
 
 func TestCheckCRL(t *testing.T) {
 	t.Parallel()
-	key := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
 	ca := testCA{foreignRoot(t, key, func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCRLSign }), key}
 	lists := must.Get(pki.ParseCRLsPEM(ca.crl(t)))(t)
 	crl := lists[0]

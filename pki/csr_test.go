@@ -52,8 +52,8 @@ func TestNewCSR(t *testing.T) {
 	conformance.Covers(t, "IST-2.7-3")
 	names := []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("web.example.org"), ipSAN(t, "192.0.2.1")}
 	for name, key := range map[string]crypto.Signer{
-		"P-256": newKey(t, pki.ECDSAP256), "P-384": newKey(t, pki.ECDSAP384), "RSA": rsaKey(), "Ed25519": newKey(t, pki.Ed25519),
-		"remote": remote{newKey(t, pki.ECDSAP256)},
+		"P-256": newKey(t, "ecdsa-p256"), "P-384": newKey(t, "ecdsa-p384"), "RSA": rsaKey(), "Ed25519": newKey(t, "ed25519"),
+		"remote": remote{newKey(t, "ecdsa-p256")},
 	} {
 		for _, cn := range []string{"", "web.example.org", strings.Repeat("n", 64), "Łódź"} {
 			c, err := pki.NewCSR(key, pki.CSROptions{CommonName: cn, SANs: names})
@@ -85,7 +85,7 @@ func TestNewCSR(t *testing.T) {
 func TestNewCSRWithoutNames(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-2.7-3")
-	c := must.Get(pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{}))(t)
+	c := must.Get(pki.NewCSR(newKey(t, "ecdsa-p256"), pki.CSROptions{}))(t)
 	require.Empty(t, must.Get(x509.ParseCertificateRequest(c.DER()))(t).Extensions)
 	require.Empty(t, must.Get(pki.ParseCSR(c.DER()))(t).SANs())
 }
@@ -132,7 +132,7 @@ func TestCSRSubject(t *testing.T) {
 // TestCSRNeverChanges: neither what goes in nor what comes out is a way in.
 func TestCSRID(t *testing.T) {
 	t.Parallel()
-	key := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
 	uri := func(text string) pki.SAN { return pki.SAN{Type: pki.URI, Value: text} }
 	for name, test := range map[string]struct {
 		sans []pki.SAN
@@ -168,7 +168,7 @@ func TestCSRID(t *testing.T) {
 func TestCSRNeverChanges(t *testing.T) {
 	t.Parallel()
 	names := []pki.SAN{pki.IDSAN(webID)}
-	made := must.Get(pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{SANs: names}))(t)
+	made := must.Get(pki.NewCSR(newKey(t, "ecdsa-p256"), pki.CSROptions{SANs: names}))(t)
 	der := made.DER()
 	read := must.Get(pki.ParseCSR(der))(t)
 	want := bytes.Clone(der)
@@ -195,7 +195,7 @@ func (b broken) Sign(r io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte
 
 func TestNewCSRRefuses(t *testing.T) {
 	t.Parallel()
-	key := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
 	errHSM := errors.New("the token is not there")
 	small := smallKey(t)
 	uri := func(s string) []pki.SAN { return []pki.SAN{{Type: pki.URI, Value: s}} }
@@ -208,7 +208,7 @@ func TestNewCSRRefuses(t *testing.T) {
 		"no key":           {nil, pki.CSROptions{}, nil},
 		"weak key":         {small, pki.CSROptions{}, pki.ErrWeakKey},
 		"key fails":        {broken{key, func(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) { return nil, errHSM }}, pki.CSROptions{}, errHSM},
-		"key signs badly":  {broken{key, newKey(t, pki.ECDSAP256).Sign}, pki.CSROptions{}, nil},
+		"key signs badly":  {broken{key, newKey(t, "ecdsa-p256").Sign}, pki.CSROptions{}, nil},
 		"long CN":          {key, pki.CSROptions{CommonName: strings.Repeat("n", 65)}, nil},
 		"long CN in bytes": {key, pki.CSROptions{CommonName: strings.Repeat("ü", 33)}, nil},
 		"long organization": {
@@ -314,7 +314,7 @@ func TestCSRFiles(t *testing.T) {
 func TestParseCSRPEMForm(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-2.3-2")
-	made := must.Get(pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{}))(t)
+	made := must.Get(pki.NewCSR(newKey(t, "ecdsa-p256"), pki.CSROptions{}))(t)
 	block := func(kind string, headers map[string]string) string {
 		return string(pem.EncodeToMemory(&pem.Block{Type: kind, Headers: headers, Bytes: made.DER()}))
 	}
@@ -480,7 +480,7 @@ func (r request) der(t testing.TB) []byte {
 }
 
 var p256Key = func() crypto.Signer {
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}
@@ -494,7 +494,7 @@ func hostile(t testing.TB) map[string]request {
 	spki := spkiOf(p256Key.Public())
 	point := bytes.Clone(spki)
 	point[len(point)-1] ^= 1
-	ed := newKey(t, pki.Ed25519)
+	ed := newKey(t, "ed25519")
 	san := sanExt("web.example.org")
 	many := make([][]byte, 0, 40)
 	for i := range 40 {
@@ -502,7 +502,7 @@ func hostile(t testing.TB) map[string]request {
 	}
 	return map[string]request{
 		// The signature.
-		"signed by another key":               {spki: spkiOf(newKey(t, pki.ECDSAP256).Public())},
+		"signed by another key":               {spki: spkiOf(newKey(t, "ecdsa-p256").Public())},
 		"changed after it was signed":         {change: func(b []byte) []byte { b[len(b)-1] ^= 1; return b }},
 		"no signature bits":                   {sig: der(tagBits, []byte{0})},
 		"an empty BIT STRING":                 {sig: der(tagBits)},
@@ -889,9 +889,9 @@ func TestOnlyNames(t *testing.T) {
 			assert.ErrorContains(t, err, tc.want, name)
 		}
 	}
-	c := must.Get(pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{CommonName: "a", SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
+	c := must.Get(pki.NewCSR(newKey(t, "ecdsa-p256"), pki.CSROptions{CommonName: "a", SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
 	require.NoError(t, c.OnlyNames())
-	c = must.Get(pki.NewCSR(newKey(t, pki.ECDSAP256), pki.CSROptions{Organization: "a"}))(t)
+	c = must.Get(pki.NewCSR(newKey(t, "ecdsa-p256"), pki.CSROptions{Organization: "a"}))(t)
 	require.ErrorContains(t, c.OnlyNames(), "2.5.4.10")
 }
 

@@ -16,7 +16,7 @@ import (
 // A workload makes a key and a request; a CA, which knows the workload by other means, answers it.
 func Example() {
 	// The workload.
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}
@@ -27,7 +27,7 @@ func Example() {
 
 	// The CA.
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	rootKey, err := pki.NewKey(pki.ECDSAP256)
+	rootKey, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}
@@ -63,7 +63,7 @@ func Example() {
 // A broken rule is named, and nothing is signed.
 func ExampleIssuer_Issue() {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}
@@ -75,7 +75,7 @@ func ExampleIssuer_Issue() {
 	if err != nil {
 		panic(err)
 	}
-	leafKey, err := pki.NewKey(pki.ECDSAP256)
+	leafKey, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}
@@ -113,7 +113,7 @@ func ExampleParseCSRPEM() {
 // Files that are being replaced are often seen half-way.
 func ExampleNewSecretPEM() {
 	now := time.Now()
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}
@@ -121,7 +121,7 @@ func ExampleNewSecretPEM() {
 	if err != nil {
 		panic(err)
 	}
-	newKey, err := pki.NewKey(pki.ECDSAP256)
+	newKey, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}
@@ -140,7 +140,7 @@ func ExampleNewSecretPEM() {
 // A server that is not a workload, with a name in DNS and none in SPIFFE.
 func ExampleIssuer_Issue_withoutSPIFFE() {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	rootKey, err := pki.NewKey(pki.ECDSAP256)
+	rootKey, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}
@@ -153,7 +153,7 @@ func ExampleIssuer_Issue_withoutSPIFFE() {
 	if err != nil {
 		panic(err)
 	}
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}
@@ -191,7 +191,7 @@ func ExampleReadKeyCertBundle() {
 	fmt.Println("nothing there:", errors.Is(err, fs.ErrNotExist))
 
 	write := func(organization string) {
-		key, err := pki.NewKey(pki.ECDSAP256)
+		key, err := pki.NewKey("ecdsa-p256")
 		if err != nil {
 			panic(err)
 		}
@@ -228,7 +228,7 @@ func ExampleReadKeyCertBundle() {
 
 func ExampleIssuer_Renew() {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}

@@ -46,7 +46,7 @@ func TestCertificateDER(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-2.1-10", "IST-2.6-5")
 	root := newRoot(t)
-	p384 := newKey(t, pki.ECDSAP384)
+	p384 := newKey(t, "ecdsa-p384")
 	aki := "2.5.29.35 false 30168014" + keyID(t, root.Certificate().PublicKey)
 	dns := pki.DNSSAN("web.example.org")
 	const digitalSignature, both, notCA = "2.5.29.15 true 03020780", extKeyUsageBoth, "2.5.29.19 true 3000"
@@ -98,7 +98,7 @@ func TestCertificateDER(t *testing.T) {
 
 func TestCACertificateDER(t *testing.T) {
 	t.Parallel()
-	key := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
 	id := keyID(t, key.Public())
 	serial := rdn(der(tagOID, unhex("550405")), tagPrintable, id)
 	for name, tc := range map[string]struct {
@@ -228,9 +228,9 @@ func foreignRoot(t testing.TB, key crypto.Signer, edit func(*x509.Certificate)) 
 func TestRenew(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-2.1-5", "IST-2.2-4", "IST-2.9-2", "IST-2.9-3", "IST-2.9-4")
-	p256, p521, ed := newKey(t, pki.ECDSAP256), func() crypto.Signer {
+	p256, p521, ed := newKey(t, "ecdsa-p256"), func() crypto.Signer {
 		return must.Get(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))(t)
-	}(), newKey(t, pki.Ed25519)
+	}(), newKey(t, "ed25519")
 	constrained := rootOptions()
 	constrained.PermittedTrustDomains, constrained.MaxPathLen = []spiffe.TrustDomain{exampleOrg}, new(1)
 	ours := must.Get(pki.NewRoot(p256, constrained))(t)
@@ -316,7 +316,7 @@ func TestRenewRefuses(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-2.9-1")
 	root := newRoot(t)
-	key := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
 	o := rootOptions()
 	o.PublicKey = key.Public()
 	sub := must.Get(root.Issue(o))(t)
@@ -337,7 +337,7 @@ func TestRenewRefuses(t *testing.T) {
 	}
 	// A cross certificate has the same name at both ends, and is not self-signed.
 	cross := foreignRoot(t, key, func(c *x509.Certificate) {})
-	other := newKey(t, pki.ECDSAP256)
+	other := newKey(t, "ecdsa-p256")
 	tmpl := *cross.Certificate()
 	b := must.Get(x509.CreateCertificate(rand.Reader, &tmpl, cross.Certificate(), other.Public(), key))(t)
 	cert := must.Get(x509.ParseCertificate(b))(t)
@@ -348,7 +348,7 @@ func TestRenewRefuses(t *testing.T) {
 // A CA in the chain whose path length has no room for what the issuer signs.
 func TestIssuerChainTooDeep(t *testing.T) {
 	t.Parallel()
-	rootKey, key := newKey(t, pki.ECDSAP256), newKey(t, pki.ECDSAP256)
+	rootKey, key := newKey(t, "ecdsa-p256"), newKey(t, "ecdsa-p256")
 	root := foreignRoot(t, rootKey, func(c *x509.Certificate) { c.MaxPathLenZero = true }).Certificate()
 	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "sub"}, NotBefore: base, NotAfter: base.AddDate(1, 0, 0), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
 	b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, root, key.Public(), rootKey))(t)
@@ -362,7 +362,7 @@ func TestIssuerChainTooDeep(t *testing.T) {
 // The key of a CA above is checked before a signature is verified with it.
 func TestIssuerChainWithWeakKey(t *testing.T) {
 	t.Parallel()
-	key := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
 	sub := foreignRoot(t, key, func(*x509.Certificate) {}).Certificate()
 	for name, pub := range map[string]crypto.PublicKey{
 		"RSA of 400,000 bits": &rsa.PublicKey{N: oddModulus(400_000), E: 65537},
@@ -445,9 +445,9 @@ func everything(key crypto.Signer) (signed []*x509.Certificate, errs map[string]
 // Any crypto.Signer does.
 func TestAnySigner(t *testing.T) {
 	t.Parallel()
-	ecKey := newKey(t, pki.ECDSAP256)
+	ecKey := newKey(t, "ecdsa-p256")
 	for name, key := range map[string]crypto.Signer{
-		"ECDSA": remoteKey(ecKey), "P-384": remoteKey(newKey(t, pki.ECDSAP384)), "RSA": remoteKey(rsaKey()), "Ed25519": remoteKey(newKey(t, pki.Ed25519)),
+		"ECDSA": remoteKey(ecKey), "P-384": remoteKey(newKey(t, "ecdsa-p384")), "RSA": remoteKey(rsaKey()), "Ed25519": remoteKey(newKey(t, "ed25519")),
 		"messages only": messageKey{remoteKey(ecKey)},
 	} {
 		signed, errs := everything(key)
@@ -465,7 +465,7 @@ func TestAnySigner(t *testing.T) {
 // A bad signature never leaves, wherever the key is and whatever is wrong with it.
 func TestBadSignaturesNeverLeave(t *testing.T) {
 	t.Parallel()
-	good, other := newKey(t, pki.ECDSAP256), newKey(t, pki.ECDSAP256)
+	good, other := newKey(t, "ecdsa-p256"), newKey(t, "ecdsa-p256")
 	errGone := errors.New("the HSM is gone")
 	real := remoteKey(good)
 	for name, bad := range map[string]func(digest []byte, opts crypto.SignerOpts) ([]byte, error){
@@ -492,7 +492,7 @@ func TestBadSignaturesNeverLeave(t *testing.T) {
 		},
 		"raw, not in DER": func(d []byte, o crypto.SignerOpts) ([]byte, error) { return rawSignature(good, d) },
 		"of another curve": func(d []byte, o crypto.SignerOpts) ([]byte, error) {
-			return newKey(t, pki.ECDSAP384).Sign(rand.Reader, d, o)
+			return newKey(t, "ecdsa-p384").Sign(rand.Reader, d, o)
 		},
 	} {
 		_, errs := everything(kms{good.Public, bad})
@@ -565,7 +565,7 @@ func rawSignature(key crypto.Signer, digest []byte) ([]byte, error) {
 // Whatever a request says, the names in the certificate are those of the options.
 func FuzzCSRToCertificate(f *testing.F) {
 	root := newRoot(f)
-	csr, err := pki.NewCSR(newKey(f, pki.ECDSAP256), pki.CSROptions{Organization: "Evil", CommonName: "admin", SANs: []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("admin.example.org")}})
+	csr, err := pki.NewCSR(newKey(f, "ecdsa-p256"), pki.CSROptions{Organization: "Evil", CommonName: "admin", SANs: []pki.SAN{pki.IDSAN(webID), pki.DNSSAN("admin.example.org")}})
 	require.NoError(f, err)
 	f.Add(csr.DER(), "/ns/prod/sa/web", "web.example.org")
 	f.Add(csr.DER(), "", "*.example.org")

@@ -44,7 +44,7 @@ func (c testCA) cert() *x509.Certificate { return c.Certificate() }
 
 func newTestRoot(t testing.TB, edit ...func(*pki.CertificateOptions)) testCA {
 	t.Helper()
-	key := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
 	o := caOptions()
 	for _, f := range edit {
 		f(&o)
@@ -55,7 +55,7 @@ func newTestRoot(t testing.TB, edit ...func(*pki.CertificateOptions)) testCA {
 // below returns a CA that c signs.
 func (c testCA) below(t testing.TB, edit ...func(*pki.CertificateOptions)) testCA {
 	t.Helper()
-	key := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
 	o := caOptions()
 	o.PublicKey, o.NotBefore, o.NotAfter = key.Public(), c.cert().NotBefore, c.cert().NotAfter
 	for _, f := range edit {
@@ -157,7 +157,7 @@ func TestKeyCertBundleRefuses(t *testing.T) {
 	mid := root.below(t)
 	ca := mid.below(t)
 	unrelated := newTestRoot(t)
-	leafKey := newKey(t, pki.ECDSAP256)
+	leafKey := newKey(t, "ecdsa-p256")
 	lo := leafOptions()
 	lo.PublicKey = leafKey.Public()
 	leaf := must.Get(root.Issue(lo))(t)
@@ -304,7 +304,7 @@ func withKey(t testing.TB, cert *x509.Certificate, spki []byte) *x509.Certificat
 
 func foreignCA(t testing.TB, edit func(*x509.Certificate)) testCA {
 	t.Helper()
-	key := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
 	return testCA{foreignRoot(t, key, edit), key}
 }
 
@@ -313,7 +313,7 @@ func subordinate(t testing.TB, over testCA) testCA { return unchecked(t, over, "
 
 func unchecked(t testing.TB, over testCA, dns string) testCA {
 	t.Helper()
-	key := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
 	tmpl := &x509.Certificate{SerialNumber: big.NewInt(6), Subject: pkix.Name{CommonName: "below"}, NotBefore: base, NotAfter: base.AddDate(1, 0, 0), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
 	if dns != "" {
 		tmpl.DNSNames = []string{dns}
@@ -325,7 +325,7 @@ func unchecked(t testing.TB, over testCA, dns string) testCA {
 // forgedCRL is a list in the name of ca, by another key.
 func forgedCRL(t testing.TB, ca testCA) []byte {
 	t.Helper()
-	other := newKey(t, pki.ECDSAP256)
+	other := newKey(t, "ecdsa-p256")
 	fake := *ca.cert()
 	fake.PublicKey = other.Public()
 	b, err := x509.CreateRevocationList(rand.Reader, &x509.RevocationList{Number: big.NewInt(1), ThisUpdate: base, NextUpdate: base.Add(time.Hour)}, &fake, other)
@@ -467,7 +467,7 @@ func TestReadKeyCertBundle(t *testing.T) {
 		b, err := pki.ReadKeyCertBundle(fsys, mid.key, during)
 		require.NoError(t, err, name)
 		assert.True(t, b.Issuer().Certificate().Equal(mid.cert()), name)
-		_, err = pki.ReadKeyCertBundle(fsys, newKey(t, pki.ECDSAP256), during)
+		_, err = pki.ReadKeyCertBundle(fsys, newKey(t, "ecdsa-p256"), during)
 		assert.ErrorIs(t, err, pki.ErrKeyMismatch, name)
 	}
 	for name, tc := range map[string]struct {
@@ -673,8 +673,8 @@ func TestReadKeyCertBundleDER(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	now := time.Now()
-	ec := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	other := must.Get(pki.NewKey(pki.RSA2048))(t)
+	ec := must.Get(pki.NewKey("ecdsa-p256"))(t)
+	other := must.Get(pki.NewKey("rsa-2048"))(t)
 	sec1 := must.Get(x509.MarshalECPrivateKey(ec.(*ecdsa.PrivateKey)))(t)
 	pkcs8 := must.Get(x509.MarshalPKCS8PrivateKey(ec))(t)
 	pkcs1 := x509.MarshalPKCS1PrivateKey(other.(*rsa.PrivateKey))

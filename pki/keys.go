@@ -23,37 +23,26 @@ var (
 	ErrKeyMismatch = errors.New("the private key does not belong to the certificate")
 )
 
-// KeyAlgorithm names the kind and size of a key to generate. Empty means ECDSA P-256.
-type KeyAlgorithm string
-
-// The key algorithms.
-const (
-	ECDSAP256 KeyAlgorithm = "ecdsa-p256"
-	ECDSAP384 KeyAlgorithm = "ecdsa-p384"
-	RSA2048   KeyAlgorithm = "rsa-2048"
-	RSA3072   KeyAlgorithm = "rsa-3072"
-	RSA4096   KeyAlgorithm = "rsa-4096"
-	Ed25519   KeyAlgorithm = "ed25519" // not for certificates that Envoy presents
-)
-
-// NewKey generates a private key. It fails only for an unknown algorithm.
-func NewKey(a KeyAlgorithm) (crypto.Signer, error) {
-	switch a {
-	case "", ECDSAP256:
+// NewKey generates a private key of the given kind and size: "ecdsa-p256", which is also what an empty text means,
+// "ecdsa-p384", "rsa-2048", "rsa-3072", "rsa-4096" or "ed25519", which is not for certificates that Envoy presents. It
+// fails only for an unknown algorithm.
+func NewKey(algorithm string) (crypto.Signer, error) {
+	switch algorithm {
+	case "", "ecdsa-p256":
 		return newKey(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
-	case ECDSAP384:
+	case "ecdsa-p384":
 		return newKey(ecdsa.GenerateKey(elliptic.P384(), rand.Reader))
-	case RSA2048:
+	case "rsa-2048":
 		return newKey(rsa.GenerateKey(rand.Reader, 2048))
-	case RSA3072:
+	case "rsa-3072":
 		return newKey(rsa.GenerateKey(rand.Reader, 3072))
-	case RSA4096:
+	case "rsa-4096":
 		return newKey(rsa.GenerateKey(rand.Reader, 4096))
-	case Ed25519:
+	case "ed25519":
 		_, key, err := ed25519.GenerateKey(rand.Reader)
 		return newKey(key, err)
 	default:
-		return nil, fmt.Errorf("pki: generate key: unknown key algorithm %.40q", string(a))
+		return nil, fmt.Errorf("pki: generate key: unknown key algorithm %.40q", algorithm)
 	}
 }
 

@@ -75,17 +75,14 @@ func newSecret(name string, notAfter time.Time, c *contents) *Secret {
 	return &Secret{redacted: redact.New(text), name: name, notAfter: notAfter, contents: redact.Seal(c)}
 }
 
-// KeyPair is a certificate chain with its private key: a [*spiffe.SVID] or a [*Credential].
-type KeyPair interface {
+// NewKeyPairSecret returns the certificate chain and private key of pair, a [*spiffe.SVID] or a [*Credential], under
+// the given resource name, such as "default". The key is exported unencrypted, so a key in hardware gives an error.
+func NewKeyPairSecret(name string, pair interface {
 	MarshalPEM() (certs, key []byte, err error)
 	NotAfter() time.Time
-}
-
-// NewKeyPairSecret returns the certificate chain and private key of pair under the given resource name, such as
-// "default". The key is exported unencrypted, so a key in hardware gives an error.
-func NewKeyPairSecret(name string, pair KeyPair) (*Secret, error) {
+}) (*Secret, error) {
 	switch {
-	case name == "", pair == nil, pair == KeyPair((*spiffe.SVID)(nil)), pair == KeyPair((*Credential)(nil)):
+	case name == "", pair == nil, any(pair) == (*spiffe.SVID)(nil), any(pair) == (*Credential)(nil):
 		return nil, errors.New("pki: secret: a name and an SVID or a Credential are required")
 	}
 	chain, key, err := pair.MarshalPEM()

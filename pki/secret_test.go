@@ -35,7 +35,7 @@ func svidOf(t testing.TB, root *pki.Issuer, key crypto.Signer) *spiffe.SVID {
 
 func TestKeyPairSecret(t *testing.T) {
 	t.Parallel()
-	key := newKey(t, pki.ECDSAP256)
+	key := newKey(t, "ecdsa-p256")
 	svid := svidOf(t, newRoot(t), key)
 	s := must.Get(pki.NewKeyPairSecret("default", svid))(t)
 	assert.Equal(t, "default", s.Name())
@@ -115,7 +115,7 @@ func TestSecretPEM(t *testing.T) {
 	assert.Equal(t, roots, gotRoots)
 	assert.True(t, s.NotAfter().IsZero())
 
-	otherKey := must.Get(pki.MarshalPrivateKeyPEM(newKey(t, pki.ECDSAP256)))(t)
+	otherKey := must.Get(pki.MarshalPrivateKeyPEM(newKey(t, "ecdsa-p256")))(t)
 	for name, tc := range map[string]struct {
 		name              string
 		chain, key, roots []byte
@@ -150,7 +150,7 @@ func TestSecretPEM(t *testing.T) {
 func TestPrinted(t *testing.T) {
 	t.Parallel()
 	root := newTestRoot(t)
-	pair := must.Get(pki.NewKeyPairSecret("default", svidOf(t, root.Issuer, newKey(t, pki.ECDSAP256))))(t)
+	pair := must.Get(pki.NewKeyPairSecret("default", svidOf(t, root.Issuer, newKey(t, "ecdsa-p256"))))(t)
 	bundle := must.Get(pki.ParseKeyCertBundle(pki.KeyCertPEM{Cert: certsPEM(root.cert()), Key: root.keyPEM(t), Roots: certsPEM(root.cert())}, during))(t)
 	subject := root.cert().Subject.String()
 	for want, v := range map[string]fmt.Stringer{
@@ -181,7 +181,7 @@ func setOf(t testing.TB, bundles ...*spiffe.Bundle) *spiffe.BundleSet {
 // kinds returns a secret of each kind, by what it prints as its kind.
 func kinds(t testing.TB) map[string]*pki.Secret {
 	t.Helper()
-	root, key := newTestRoot(t), newKey(t, pki.ECDSAP256)
+	root, key := newTestRoot(t), newKey(t, "ecdsa-p256")
 	svid := svidOf(t, root.Issuer, key)
 	made := func(s *pki.Secret, err error) *pki.Secret {
 		require.NoError(t, err)

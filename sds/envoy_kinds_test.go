@@ -134,12 +134,12 @@ func testEnvoyKinds(t *testing.T, api string) {
 	put(pki.NewTrustDomainsSecret("ALL", set(one.Bundle(), two.Bundle())))
 
 	// A CA that revokes.
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	td := spiffe.MustParseTrustDomain("crl.example")
 	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
 	require.NoError(t, err)
 	leaf := func(path string) *tls.Certificate {
-		k := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		k := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		c := must.Get(root.Issue(pki.CertificateOptions{PublicKey: k.Public(),
 			SANs:      []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://crl.example" + path))},
 			NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)}))(t)

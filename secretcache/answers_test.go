@@ -246,9 +246,9 @@ func TestLinkBetweenRoots(t *testing.T) {
 			der := must.Get(x509.CreateCertificate(nil, template, parent, pub, key))(t)
 			return must.Get(x509.ParseCertificate(der))(t)
 		}
-		oldKey := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		oldKey := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		old := sign(template, oldKey.Public(), oldKey)
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		link := sign(old, key.Public(), oldKey)
 		next := must.Get(pki.NewIssuer(answer{link}, key))(t)
 		ca := &issuerCA{issuer: next, tail: answer{link}}
@@ -266,7 +266,7 @@ func TestEndlessCertificate(t *testing.T) {
 	for _, year := range []int{2262, 2263, 2300, 2600, 2900, 9999} {
 		synctest.Test(t, func(t *testing.T) {
 			end := time.Date(year, 12, 31, 23, 59, 59, 0, time.UTC)
-			key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+			key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 			root, err := pki.NewRoot(key, pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: end})
 			require.NoError(t, err)
 			ca := &issuerCA{issuer: root, notAfter: end}

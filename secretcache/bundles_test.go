@@ -304,7 +304,7 @@ func TestRootGoneIsUrgent(t *testing.T) {
 // TestReissuedRoot shows that a root that was issued anew for the same name and key is the same.
 func TestReissuedRoot(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		root := func(years int) *pki.Issuer {
 			i, err := pki.NewRoot(key, pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: time.Now(), NotAfter: time.Now().AddDate(years, 0, 0)})
 			require.NoError(t, err)
@@ -818,7 +818,7 @@ func TestOtherKeysInBundle(t *testing.T) {
 		m.Subscribe(heard.add)
 		ready(t, m)
 		heard.take()
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		c := ca.Bundle().Contents()
 		c.JWTAuthorities = map[string]crypto.PublicKey{"one": key.Public()}
 		c.Sequence = new(uint64(2))

@@ -68,7 +68,7 @@ func (c *dnsCA) edit(edit func(*x509.Certificate)) *dnsCA {
 }
 
 func (r *ring) newKey() (crypto.Signer, error) {
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.keys = append(r.keys, key)

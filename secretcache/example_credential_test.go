@@ -43,7 +43,7 @@ type nameCA struct {
 }
 
 func newNameCA(td spiffe.TrustDomain) nameCA {
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		log.Fatal(err)
 	}

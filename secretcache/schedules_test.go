@@ -398,7 +398,7 @@ func (w *world) newKey() (crypto.Signer, error) {
 	if w.mode.kind == "fails" {
 		return nil, errDown
 	}
-	return pki.NewKey(pki.ECDSAP256)
+	return pki.NewKey("ecdsa-p256")
 }
 
 func (w *world) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error) {

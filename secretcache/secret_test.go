@@ -269,7 +269,7 @@ func (h hardware) Sign(r io.Reader, digest []byte, opts crypto.SignerOpts) ([]by
 func TestKeysInHardware(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		m := newManager(t, secretcache.Config{CA: spiffetest.NewCA(t, "example.org"), NewKey: func() (crypto.Signer, error) {
-			k, err := pki.NewKey(pki.ECDSAP256)
+			k, err := pki.NewKey("ecdsa-p256")
 			return hardware{k}, err
 		}})
 		svid, _ := ready(t, m)

@@ -237,7 +237,7 @@ func New(cfg Config) (*Manager, error) {
 	}
 	cfg.ID = cfg.Expect.ID() // zero for a credential, and without a default identity
 	if cfg.NewKey == nil {
-		cfg.NewKey = func() (crypto.Signer, error) { return pki.NewKey(pki.ECDSAP256) }
+		cfg.NewKey = func() (crypto.Signer, error) { return pki.NewKey("ecdsa-p256") }
 	}
 	cfg.GraceRatio, cfg.Jitter = cfg.timing()
 	cfg.Timeout = cmp.Or(cfg.Timeout, 30*time.Second)

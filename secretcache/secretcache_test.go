@@ -363,8 +363,8 @@ func TestRequests(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-7.5-3", "IST-7.5-4")
-	for kind, want := range map[pki.KeyAlgorithm]string{
-		pki.ECDSAP256: "P-256", pki.ECDSAP384: "P-384", pki.RSA2048: "RSA 2048",
+	for kind, want := range map[string]string{
+		"ecdsa-p256": "P-256", "ecdsa-p384": "P-384", "rsa-2048": "RSA 2048",
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			k := &kept{CA: spiffetest.NewCA(t, "example.org")}

@@ -476,7 +476,7 @@ func TestParseBundleHostile(t *testing.T) {
 		"flat arrays":          {fill(`{"keys":[],"a":[`, `[],`, `[]]}`), accepted},
 		"wide names":           {names(`,"%x":1`), tooLarge},
 		"escaped names":        {names(`,"\u0061%x":1`), tooLarge},
-		"the same name":        {fill(`{"keys":[]`, `,"a":1`, `}`), tooLarge},
+		"the same name":        {fill(`{"keys":[]`, `,"a":1`, `}`), refused},
 		"a huge number":        {fill(`{"keys":[],"a":1`, `0`, `}`), accepted},
 		"a huge sequence":      {fill(`{"keys":[],"spiffe_sequence":1`, `0`, `}`), refused},
 		"a huge hint":          {fill(`{"keys":[],"spiffe_refresh_hint":1`, `0`, `}`), accepted},

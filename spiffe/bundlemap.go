@@ -10,7 +10,7 @@ import (
 // Limits on bundle maps. The limits on bundle documents hold for each member as well.
 const (
 	maxMapSize    = 16 << 20 // bytes of a map
-	maxMapDomains = 10_000   // members of a map
+	maxMapDomains = 4096     // members of a map
 	maxMapKeys    = 100_000  // entries of all members together
 )
 
@@ -22,7 +22,7 @@ const (
 // counts from the start of the map: keep the last good set. In a member, entries that are unknown or
 // damaged are skipped as [ParseBundle] does. A refresh hint in a member is dropped.
 //
-// A map may have 16 MiB, 10,000 trust domains and 100,000 keys in all members together. A larger one
+// A map may have 16 MiB, 4,096 trust domains and 100,000 keys in all members together. A larger one
 // gives an error that wraps [ErrTooLarge].
 func ParseBundleMap(doc []byte) (*BundleSet, error) {
 	if len(doc) > maxMapSize {

@@ -76,7 +76,7 @@ func (c *client) restart() {
 // get asks for a certificate and does not use it.
 func (c *client) get() (*pki.Credential, error) {
 	c.t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(c.t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(c.t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{CommonName: c.opts.Instance.Service.String(), SANs: c.zts.Expectation().Names()}))(c.t)
 	chain, err := c.Sign(c.t.Context(), csr, 0)
 	if err != nil {
@@ -328,7 +328,7 @@ func TestClockBehind(t *testing.T) {
 	c.ca.EditTemplates(func(x *x509.Certificate) {
 		x.NotBefore, x.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
 	})
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{CommonName: c.opts.Instance.Service.String(), SANs: c.zts.Expectation().Names()}))(t)
 	begun := time.Now()
 	require.NoError(t, must.Err(c.Sign(t.Context(), csr, 0)), "the caller says what is wrong with it")
@@ -377,7 +377,7 @@ func TestWire(t *testing.T) {
 	c.opts.Token = func(context.Context) (string, error) { return "attested", nil }
 	in := must.Get(c.opts.Instance.Service.IDIn(spiffe.MustParseTrustDomain("athenz.io"), "media-sports"))(t)
 	c.restart()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{CommonName: "media.sports.frontend", SANs: c.zts.Expectation().Names()}))(t)
 	for lifetime, minutes := range map[time.Duration]any{0: nil, time.Second: 1.0, time.Minute: 1.0, 90*time.Minute + time.Second: 90.0, 30 * 24 * time.Hour: 43200.0} {
 		must.Get(c.Sign(t.Context(), csr, lifetime))(t)
@@ -558,7 +558,7 @@ func TestZTSRules(t *testing.T) {
 	own := athenzname.Instance{ID: "frontend-0", Suffix: "svc.cluster.local"}.InstanceName()
 	post := func(client *http.Client, path string, edit func(map[string]any), opts pki.CSROptions) (int, string) {
 		t.Helper()
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		csr := must.Get(pki.NewCSR(key, opts))(t)
 		token := must.Get(c.zts.Endpoint().Token(t.Context()))(t)
 		body := map[string]any{"provider": "k8s.admin.athenz-callback", "domain": "Media.Sports", "service": "frontend", "attestationData": token, "csr": string(csr.PEM())}
@@ -752,7 +752,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Cleanup(fake.Close)
 	c.opts.URL, c.opts.HTTPClient = fake.URL, fake.Client()
 	c.restart()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(f)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(f)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{CommonName: "media.sports.frontend", SANs: c.zts.Expectation().Names()}))(f)
 	other := string(pki.MarshalCertificatesPEM(c.ca.Root()))
 	for _, v := range []any{map[string]any{"x509Certificate": other}, map[string]any{"x509Certificate": other, "x509CertificateSigner": other}, "x", nil, []int{1}} {

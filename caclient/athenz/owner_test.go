@@ -45,7 +45,7 @@ func TestOwnerOfKey(t *testing.T) {
 	service := athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"}
 	key, err := rsa.GenerateKey(rand.Reader, 2048) // as the original has
 	require.NoError(t, err)
-	other := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	other := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	zts.Change(func(r *cafake.ZTSRules) {
 		r.Keys = map[string]crypto.PublicKey{service.String() + " v1": key.Public(), "media.sports.frontend v1": other.Public()}
 	})

@@ -42,7 +42,7 @@ func Example() {
 		panic(err)
 	}
 
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}

@@ -35,7 +35,7 @@ func TestImpersonatedIdentity(t *testing.T) {
 		{"CertSigner": "special"},
 	}, sent)
 
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	for name, sans := range map[string][]pki.SAN{
 		"no name":  nil,
 		"DNS name": {pki.DNSSAN("web.test")},

@@ -281,7 +281,7 @@ func readChain(csr *pki.CSR, texts []string) (chain, roots []*x509.Certificate, 
 
 // ask requests a certificate for a new key, and drops both, to learn the roots that come with the certificate.
 func (c *CA) ask(ctx context.Context) error {
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		return c.conn.Error("fetch bundles", caclient.ErrUnavailable, err)
 	}

@@ -271,7 +271,7 @@ func TestNewConnectionAfterFailure(t *testing.T) {
 	require.NoError(t, err)
 	srv := must.Get(server.New(server.Options{Signer: a, Authenticator: authn.ClientCertificate(v)}))(t)
 	url, client := listen(t, srv)
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: newCSR(t, key), ID: webID}))(t)
 	var mu sync.Mutex
 	own := &tls.Certificate{}
@@ -307,7 +307,7 @@ func TestChainForms(t *testing.T) {
 	conformance.Covers(t, "IST-6.1-1", "IST-6.4-5", "IST-7.5-8", "IST-4.4-6")
 	root, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
 	lower := root.Intermediate().Intermediate()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := newCSR(t, key)
 	chain := must.Get(lower.Sign(t.Context(), csr, time.Hour))(t)
 	require.Len(t, chain, 3)
@@ -372,7 +372,7 @@ func TestConformance(t *testing.T) {
 func FuzzReadChain(f *testing.F) {
 	ca := spiffetest.NewCA(f, "example.org")
 	id := spiffe.MustParseID("spiffe://example.org/web")
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(f)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(f)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(f)
 	chain := must.Get(ca.Intermediate().Certify(f.Context(), csr, []pki.SAN{pki.IDSAN(id)}, 0))(f)
 	leaf, mid, root := pem(chain[0]), pem(chain[1]), pem(ca.Root())

@@ -326,7 +326,7 @@ func TestManyRoots(t *testing.T) {
 		return newest
 	}))
 	c := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{URL: url, HTTPClient: client, Roots: signer.Bundle()}})
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	now := time.Now()
 	var last []byte
 	for range 6 {
@@ -531,7 +531,7 @@ func (m *machine) start(t testing.TB, l *logtest.Buffer) *istioca.CA {
 // renew obtains a certificate and writes it as Istio's agent does: the key, and then the chain.
 func (m *machine) renew(t testing.TB, c *istioca.CA, lifetime time.Duration) ([]*x509.Certificate, crypto.Signer, error) {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	chain, err := c.Sign(t.Context(), newCSR(t, key), lifetime)
 	if err != nil {
 		return nil, nil, err

@@ -458,7 +458,7 @@ func TestRequestsThatAreNotSent(t *testing.T) {
 	s := serve(t, nil, good)
 	c := s.client(t)
 	named := func(cn string) *pki.CSR {
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		return must.Get(pki.NewCSR(key, pki.CSROptions{CommonName: cn, SANs: []pki.SAN{pki.DNSSAN(web)}}))(t)
 	}
 	for says, csr := range map[string]*pki.CSR{

@@ -284,7 +284,7 @@ func ExampleNewFunc() {
 	if err != nil {
 		panic(err)
 	}
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}

@@ -42,7 +42,7 @@ func (c *CA) learn(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		return err
 	}

@@ -41,7 +41,7 @@ const path = "/web"
 
 func newCSR(t testing.TB, f *cafake.Fake, more ...pki.SAN) (*pki.CSR, func(chain []*x509.Certificate) *tls.Certificate) {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: append(f.Expectation().Names(), more...)}))(t)
 	return csr, func(chain []*x509.Certificate) *tls.Certificate {
 		return must.Get(pki.NewCredential(chain, key))(t).TLSCertificate()
@@ -461,7 +461,7 @@ func TestRenewableForTheSameNames(t *testing.T) {
 			},
 			Certificate: func() *tls.Certificate { return &tls.Certificate{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key} },
 		})
-		newKey := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		newKey := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		csr := must.Get(pki.NewCSR(newKey, pki.CSROptions{SANs: c.asks}))(t)
 		require.NoError(t, must.Err(client.Sign(t.Context(), csr, 0)), name)
 		assert.Equal(t, []string{c.want}, r.paths, name)
@@ -478,7 +478,7 @@ func TestLifetimeInSeconds(t *testing.T) {
 		URL: "https://ca.test", TrustDomain: ca.TrustDomain(), HTTPClient: &http.Client{Transport: r}, Roots: ca.Bundle(),
 		Token: cafake.Give("token"),
 	}})
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web"))}}))(t)
 	for wish, want := range map[time.Duration]string{
 		0: "", 1: "1s", 999 * time.Millisecond: "1s", time.Second: "1s", 1999 * time.Millisecond: "1s", time.Hour + time.Millisecond: "1h0m0s",

@@ -111,8 +111,8 @@ func many(t testing.TB, n int) (out []*x509.Certificate) {
 // forged returns a certificate with the names of root and another key, which did not sign itself.
 func forged(t testing.TB, root *x509.Certificate) *x509.Certificate {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
-	signer := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
+	signer := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	der := must.Get(x509.CreateCertificate(nil, &x509.Certificate{
 		SerialNumber: big.NewInt(1), RawSubject: root.RawSubject, NotBefore: root.NotBefore, NotAfter: root.NotAfter, IsCA: true,
 		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,

@@ -271,7 +271,7 @@ func TestServiceKeyRefuses(t *testing.T) {
 	}{
 		{"", "v1", nil, "SERVICE_KEY_DIR"},
 		{"TOP-SECRET", "v1", nil, "service.key"},
-		{"key", "v 1", nil, "the ID of the key"},
+		{"key", "v 1", nil, "KeyID"},
 		{"key", "v1", []string{"ZTS_ENDPOINT="}, "ZTS_ENDPOINT"},
 		{"key", "v1", []string{"ZTS_ENDPOINT=http://zts:4443"}, "ZTS_ENDPOINT"},
 		{"key", "v1", []string{"CERT_FILE=" + p.Path("provider.pem")}, "CERT_FILE or KEY_FILE is set, too"},

@@ -162,7 +162,7 @@ func (o *options) missingRoot(a *caconfig.Authority) string {
 	}
 	var newest ca.KeyEvent
 	for _, k := range s.Roots {
-		if delete(roots, k.ID); k.Phase == ca.Active {
+		if delete(roots, k.ID); k.Phase == "active" {
 			newest.Time = k.Activates
 		}
 	}

@@ -81,7 +81,7 @@ func forwardedHeader(value string) http.Header {
 // asCaller asks Istio's API with whatever the caller has.
 func asCaller(t testing.TB, s *server, c *http.Client, token string, header http.Header, ttl time.Duration) ([]*x509.Certificate, error) {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	client := must.Get(caclientistio.New(caclientistio.Options{Header: header, Endpoint: caclient.Endpoint{
 		URL: "https://" + s.at.Istio.Addr().String(), HTTPClient: c, TrustDomain: s.c.CA.TrustDomain,
@@ -116,7 +116,7 @@ func TestCallers(t *testing.T) {
 	plain := newClient(s.ca.Bundle(), nil)
 	t.Cleanup(plain.CloseIdleConnections)
 	certified := func(name string) *http.Client {
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		chain, _, err := istioRequest(t.Context(), plain, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, east.pod(t, "istio-ca", name), key)
 		require.NoError(t, err)
 		c := newClient(s.ca.Bundle(), mustSVID(t, chain, key))

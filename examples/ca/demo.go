@@ -247,7 +247,7 @@ func (v *visitor) audit() error {
 }
 
 func newRequest(names ...pki.SAN) (crypto.Signer, *pki.CSR, error) {
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		return nil, nil, err
 	}

@@ -80,7 +80,7 @@ func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time
 			"shorter, or begin with another directory",
 			dir, last.Format(time.RFC3339), life)
 	}
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		return err
 	}
@@ -215,7 +215,7 @@ func openAnchor(dir string, td spiffe.TrustDomain, now time.Time) (*pki.Issuer, 
 // makeAnchor makes a trust anchor. It writes the key first: a directory with only a key shows an interrupted
 // makeAnchor.
 func makeAnchor(root *os.Root, td spiffe.TrustDomain, now time.Time) (*pki.Issuer, error) {
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		return nil, err
 	}

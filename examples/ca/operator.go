@@ -95,7 +95,7 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	a.WriteStatus(out)
 	s := a.Own.Status()
 	if slices.ContainsFunc(append(s.Roots, s.JWTKeys...), func(k ca.KeyStatus) bool {
-		return k.Phase == ca.Distributing && time.Until(k.Activates) < 0 || !k.Retires.IsZero() &&
+		return k.Phase == "distributing" && time.Until(k.Activates) < 0 || !k.Retires.IsZero() &&
 			time.Until(k.Retires) < 0
 	}) {
 		fmt.Fprintln(out, "a time here has passed: no server runs on this store, and the next one takes the step, "+
@@ -126,12 +126,12 @@ func (o *options) wouldSign(ctx context.Context, r ca.Request, token ca.JWTReque
 // follows describes the future of a tainted root whose successor was revoked.
 func (o *options) follows(s ca.Status, out io.Writer) {
 	for _, k := range s.Roots {
-		if k.Phase == ca.Distributing {
+		if k.Phase == "distributing" {
 			return
 		}
 	}
 	for _, k := range s.Roots {
-		if k.Phase == ca.Active && k.Tainted {
+		if k.Phase == "active" && k.Tainted {
 			fmt.Fprintf(out, "root %s is tainted, and signs on without a successor: a server that runs on this "+
 				"store prepares another one; -rotate does it now, and -revoke %[1]s -now has it sign at once\n", k.ID)
 		}
@@ -151,7 +151,7 @@ func (o *options) advise(a *caconfig.Authority, err error) error {
 	}
 	s := a.Own.Status()
 	for _, k := range append(s.Roots, s.JWTKeys...) {
-		if o.command == "revoke" && !o.now && k.ID == o.argument && k.Phase == ca.Active {
+		if o.command == "revoke" && !o.now && k.ID == o.argument && k.Phase == "active" {
 			return fmt.Errorf("%w; that is -taint %[2]s and, later, -revoke %[2]s; or -revoke %[2]s -now", err, k.ID)
 		}
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/svidkit/svidkit/examples/ca/caconfig"
 	"github.com/svidkit/svidkit/examples/internal/statuspage"
-	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
 
@@ -111,7 +110,7 @@ func (a authority) Report() (r report.Report) {
 	signs := report.Identity{Name: "certificates of " + s.TrustDomain.String(), Own: true, NotAfter: h.Until,
 		Err: h.Signing}
 	for _, k := range s.Roots {
-		if k.Phase == ca.Active {
+		if k.Phase == "active" {
 			signs.NotBefore, signs.Certificate = k.Certificate.NotBefore, func() *x509.Certificate {
 				return k.Certificate
 			}

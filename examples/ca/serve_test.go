@@ -126,7 +126,7 @@ func shell(t testing.TB, in string, args ...string) (string, error) {
 
 func newCSR(t testing.TB) string {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	return string(must.Get(pki.NewCSR(key, pki.CSROptions{}))(t).PEM())
 }
 
@@ -298,7 +298,7 @@ func TestServer(t *testing.T) {
 	client := newClient(bundle, nil)
 	defer client.CloseIdleConnections()
 
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, token(t, s, "demo/web"), key)
 	require.NoError(t, err)
 	require.Equal(t, "spiffe://cluster.local/ns/demo/sa/web", chain[0].URIs[0].String())
@@ -786,7 +786,7 @@ func TestOperator(t *testing.T) {
 
 	out = must.Get(shell(t, "", arguments(dir, append([]string{"-taint", first.ID}, short...)...)...))(t)
 	require.Contains(t, out, "tainted")
-	require.Eventually(t, func() bool { return s.ca.Own.Status().Roots[0].Phase == ca.Retiring }, time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return s.ca.Own.Status().Roots[0].Phase == "retiring" }, time.Minute, 10*time.Millisecond)
 	require.Eventually(t, func() bool { // until the server has written down that the other one signs
 		r, err := mustStore(t, c).Load(t.Context())
 		return err == nil && !bytes.Equal(r.Data()["ca-cert.pem"], pki.MarshalCertificatesPEM(first.Certificate))
@@ -834,7 +834,7 @@ func TestTaintByCommand(t *testing.T) {
 		url := "https://" + s.at.Istio.Addr().String()
 		plain := newClient(s.ca.Bundle(), nil)
 		defer plain.CloseIdleConnections()
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		chain, _, err := istioRequest(t.Context(), plain, url, s.c.CA.TrustDomain, token(t, s, "demo/web"), key)
 		require.NoError(t, err)
 		thief := newClient(s.ca.Bundle(), mustSVID(t, chain, key))
@@ -938,7 +938,7 @@ func TestPluggedIn(t *testing.T) {
 	bundle := s.ca.Bundle()
 	client := newClient(bundle, nil)
 	defer client.CloseIdleConnections()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	chain, roots, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "token-web", key)
 	require.NoError(t, err)
 	require.Len(t, chain, 2, "leaf and intermediate")
@@ -958,11 +958,11 @@ func TestPluggedIn(t *testing.T) {
 func plugIn(t testing.TB, dir string) {
 	t.Helper()
 	td := spiffe.MustParseTrustDomain("cluster.local")
-	rootKey := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	rootKey := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	now := time.Now()
 	root, err := pki.NewRoot(rootKey, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 365)})
 	require.NoError(t, err)
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	cert := must.Get(root.Issue(pki.CertificateOptions{
 		PublicKey: key.Public(), CA: true, Organization: "mesh", SANs: []pki.SAN{pki.IDSAN(td.ID())},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 30),
@@ -1026,7 +1026,7 @@ func TestKubernetes(t *testing.T) {
 	bundle := first.ca.Bundle()
 	client := newClient(bundle, nil)
 	defer client.CloseIdleConnections()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	for _, s := range []*server{first, second} {
 		chain, _, err := istioRequest(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "token-web", key)
 		require.NoError(t, err)
@@ -1120,7 +1120,7 @@ func TestExternalCA(t *testing.T) {
 		c := newConfig(t, filepath.Join(dir, name), append(args, more...)...)
 		s, stop := start(t, c)
 		client := newClient(s.ca.Bundle(), nil)
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		csr, err := pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://cluster.local/ns/demo/sa/web"))}})
 		require.NoError(t, err)
 		chain, _, err := istioCSR(t.Context(), client, "https://"+s.at.Istio.Addr().String(), s.c.CA.TrustDomain, "token-web", csr)
@@ -1141,7 +1141,7 @@ type clusterSigner struct{ root *pki.Issuer }
 
 func newClusterSigner(t testing.TB) *clusterSigner {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	now := time.Now()
 	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain("cluster.local").ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour)})
 	require.NoError(t, err)

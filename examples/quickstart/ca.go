@@ -106,22 +106,22 @@ func (r *rotation) begin(ctx context.Context, o options) error {
 
 // narrate describes the four steps.
 func (r *rotation) narrate(ctx context.Context) error {
-	steps := map[ca.Phase]event{
-		ca.Distributing: {What: "root prepared", Detail: "it is in the bundle, and signs nothing yet"},
-		ca.Active:       {What: "root activated", Detail: "it signs every leaf from now on"},
-		ca.Retiring:     {What: "root retiring", Detail: "it waits for its last leaf to expire"},
+	steps := map[string]event{
+		"distributing": {What: "root prepared", Detail: "it is in the bundle, and signs nothing yet"},
+		"active":       {What: "root activated", Detail: "it signs every leaf from now on"},
+		"retiring":     {What: "root retiring", Detail: "it waits for its last leaf to expire"},
 	}
-	known := map[string]ca.Phase{short(r.authority.Status().Roots[0].Certificate): ca.Active}
+	known := map[string]string{short(r.authority.Status().Roots[0].Certificate): "active"}
 	for {
 		changed := r.authority.Changed() // before the state is read, so that no change is missed
-		now := map[string]ca.Phase{}
+		now := map[string]string{}
 		for _, root := range slices.Backward(r.authority.Status().Roots) { // newest first
 			e := steps[root.Phase]
 			e.Who, e.Serial = "ca", short(root.Certificate)
 			if now[e.Serial] = root.Phase; root.Phase == known[e.Serial] {
 				continue
 			}
-			if r.n.say(e); root.Phase == ca.Distributing {
+			if r.n.say(e); root.Phase == "distributing" {
 				r.distributed(ctx, root)
 			}
 		}

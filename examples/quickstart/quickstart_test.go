@@ -183,7 +183,7 @@ func TestRootsOfTheMoment(t *testing.T) {
 	from := must.Get(outside(options{ca: server.URL, caRoots: file}))(t)
 	id := spiffe.MustParseID("spiffe://example.org/ns/demo/sa/web")
 	client := must.Get(from(id))(t)
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(id)}}))(t)
 	require.ErrorContains(t, must.Err(client.Sign(t.Context(), csr, 0)), "unknown authority")
 	require.NoError(t, os.WriteFile(file, append(old, pki.MarshalCertificatesPEM(server.Certificate())...), 0o600))

@@ -329,7 +329,7 @@ func TestWatchTokens(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	source := ca.Source("/web")
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	issuer := must.Get(jwtsvid.NewIssuer(ca.TrustDomain(), "jwt", key, &jwtsvid.IssuerOptions{Lifetime: 2 * time.Second}))(t)
 	var broken atomic.Bool
 	socket := serve(t, source, &workloadserver.Options{
@@ -728,7 +728,7 @@ func TestDoctorClock(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	snap := must.Get(ca.Source("/web").Snapshot())(t)
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	for _, c := range []struct {
 		ahead  time.Duration
 		want   result

@@ -98,7 +98,7 @@ func oidc(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 	for id := range b.JWTAuthorities() {
 		keys = append(keys, id)
 	}
-	return a.print(record{{"issuer", *issuer}, {"key_ids", keys}, {"folder", fs.Arg(0)}, {"written", written}})
+	return a.print(record{{"issuer", *issuer}, {"key_ids", keys}, {"dir", fs.Arg(0)}, {"written", written}})
 }
 
 // replace writes a public file atomically.

@@ -271,7 +271,7 @@ func (p *patient) identity() check {
 
 // otherAPI reports whether a server lacks the Workload API, by the gRPC code or HTTP's 404.
 func otherAPI(err error) bool {
-	return errors.Is(err, workloadapi.ErrUnimplemented) || err != nil && strings.Contains(err.Error(),
+	return errors.Is(err, errors.ErrUnsupported) || err != nil && strings.Contains(err.Error(),
 		": unimplemented: ")
 }
 

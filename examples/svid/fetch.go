@@ -273,7 +273,7 @@ func (a *app) told(f *fetcher, sink *filesink.Sink) error {
 		names = append(names, entry.Name())
 	}
 	identity := sink.Report().Identities[0]
-	return a.print(record{{"spiffe_id", identity.Name}, {"not_after", identity.NotAfter}, {"folder", f.dir},
+	return a.print(record{{"spiffe_id", identity.Name}, {"not_after", identity.NotAfter}, {"dir", f.dir},
 		{"files", names}})
 }
 

@@ -110,7 +110,7 @@ func materials(t *testing.T) map[string][]byte {
 		stranger := spiffetest.NewCA(t, "example.org")
 		files["stranger.pem"] = pki.MarshalCertificatesPEM(stranger.SVID("/ns/prod/sa/web").Chain()...)
 
-		jwtKey := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		jwtKey := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		jwt := must.Get(jwtsvid.NewIssuer(ca.TrustDomain(), "jwt-1", jwtKey, nil))(t)
 		token, err := jwt.Issue(jwtsvid.Request{ID: web.ID(), Audience: []string{"db"}, Lifetime: time.Hour, Claims: map[string]any{"tenant": "blue"}})
 		require.NoError(t, err)

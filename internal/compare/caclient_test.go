@@ -121,7 +121,7 @@ func istioClient(t testing.TB, url string, cfg *tls.Config) *client.CA {
 
 func istioCSR(t testing.TB) *pki.CSR {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	return must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID(istioWeb))}}))(t)
 }
 

@@ -29,11 +29,11 @@ func TestBundlesExchanged(t *testing.T) {
 	a.ca.Rotate()
 	c := a.bundle(t).Contents()
 	c.Sequence, c.RefreshHint = new(uint64(1<<63+1)), 5*time.Minute
-	for _, alg := range []pki.KeyAlgorithm{pki.ECDSAP384, pki.RSA2048} {
+	for _, alg := range []string{"ecdsa-p384", "rsa-2048"} {
 		key := must.Get(pki.NewKey(alg))(t)
 		c.JWTAuthorities[string(alg)] = key.Public()
 	}
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	c.WITAuthorities = map[string]crypto.PublicKey{"wit": key.Public()}
 	b := must.Get(spiffe.NewBundle(a.ca.TrustDomain(), c))(t)
 

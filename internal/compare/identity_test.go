@@ -28,7 +28,7 @@ const keyID = "jwt-1"
 
 func newAuthority(t testing.TB, name string) *authority {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	ca := spiffetest.NewCA(t, name)
 	issuer := must.Get(jwtsvid.NewIssuer(ca.TrustDomain(), keyID, key, nil))(t)
 	return &authority{ca, issuer, key.Public()}

@@ -141,7 +141,7 @@ func TestLinkerdDestination(t *testing.T) {
 
 			creds, service := insecure.NewCredentials(), linkerdproxy.Service{}
 			if secure {
-				key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+				key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 				csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 				chain := must.Get(certifier.ca.Certify(ctx, csr, []pki.SAN{pki.DNSSAN(dst)}, time.Hour))(t)
 				creds = meshTLS{&tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}}, ClientAuth: tls.RequestClientCert}}

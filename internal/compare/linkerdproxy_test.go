@@ -105,7 +105,7 @@ func TestLinkerdProxy(t *testing.T) {
 			l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 			creds, service := insecure.NewCredentials(), linkerdproxy.Service{Addr: l.Addr().String()}
 			if secure {
-				key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+				key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 				csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 				chain := must.Get(c.ca.Certify(t.Context(), csr, []pki.SAN{pki.DNSSAN(certifier)}, time.Hour))(t)
 				creds = meshTLS{&tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}}}}

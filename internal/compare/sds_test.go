@@ -155,7 +155,7 @@ func secretKinds(t testing.TB) map[string]*pki.Secret {
 	t.Helper()
 	ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.example")
 	set := must.Get(spiffe.NewBundleSet(ca.Bundle(), other.Bundle()))(t)
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(ca.TrustDomain().ID())}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
 	require.NoError(t, err)
 	der := must.Get(x509.CreateRevocationList(rand.Reader, &x509.RevocationList{

@@ -489,7 +489,7 @@ func TestPeerServerCalls(t *testing.T) {
 	assert.ErrorIs(t, err, workloadapi.ErrDenied)
 
 	for _, err := range client.WatchWITSVIDs(ctx, spiffe.ID{}) {
-		assert.ErrorIs(t, err, workloadapi.ErrUnimplemented)
+		assert.ErrorIs(t, err, errors.ErrUnsupported)
 	}
 }
 
@@ -499,7 +499,7 @@ func TestPeerClientWIT(t *testing.T) {
 	t.Parallel()
 	ctx := timeout(t)
 	a, other := newAuthority(t, "example.org"), newAuthority(t, "other.test")
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	issuer := must.Get(witsvid.NewIssuer(a.ca.TrustDomain(), "wit-1", key, nil))(t)
 	c := a.bundle(t).Contents()
 	c.WITAuthorities = map[string]crypto.PublicKey{"wit-1": key.Public()}

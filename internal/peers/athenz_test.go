@@ -98,7 +98,7 @@ func TestZTSSvcCert(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, data, 0o600))
 		return path
 	}
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	der := must.Get(x509.MarshalECPrivateKey(key.(*ecdsa.PrivateKey)))(t)
 	token := must.Get(z.Endpoint().Token(t.Context()))(t)
 	roots := put("roots.pem", ca.Bundle().MarshalPEM())

@@ -128,7 +128,7 @@ func (m *meshCA) serve(t *testing.T, l net.Listener, ads http.Handler) func() fa
 // svid returns an identity for an hour. With addresses it is that of istiod, and has its name.
 func (m *meshCA) svid(t *testing.T, id spiffe.ID, ips ...net.IP) *spiffe.SVID {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	var names []string
 	if len(ips) > 0 {

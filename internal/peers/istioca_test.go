@@ -174,7 +174,7 @@ func TestIstioCA(t *testing.T) {
 	})
 	t.Run("renew with a certificate in place of a token", func(t *testing.T) {
 		t.Parallel()
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
 		chain := must.Get(s.client(t, good, nil).Sign(t.Context(), csr, time.Hour))(t)
 		own := &tls.Certificate{PrivateKey: key}
@@ -306,7 +306,7 @@ var webID = spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web")
 
 func csrFor(t testing.TB, id spiffe.ID, more ...pki.SAN) *pki.CSR {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	return must.Get(pki.NewCSR(key, pki.CSROptions{SANs: append([]pki.SAN{pki.IDSAN(id)}, more...)}))(t)
 }
 

@@ -264,7 +264,7 @@ func testReplicas(t *testing.T, c *cluster) {
 }
 
 func request(t require.TestingT) *pki.CSR {
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	return must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 }
 

@@ -67,7 +67,7 @@ func baoClient(t *testing.T, b *peers.OpenBao, token string, edit ...func(*vault
 // signBy has a CA sign for web.
 func signBy(t *testing.T, ca caclient.CA, lifetime time.Duration) (*pki.Credential, error) {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
 	chain, err := ca.Sign(t.Context(), csr, lifetime)
 	if err != nil {

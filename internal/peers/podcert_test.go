@@ -418,7 +418,7 @@ func podRequest(t testing.TB, c *peers.Cluster, signer, namespace, pod, account,
 		require.NoError(t, json.Unmarshal(answer, &o))
 		return o.Metadata.UID
 	}
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	der := must.Get(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key))(t)
 	spec := map[string]any{
 		"signerName": signer, "podName": pod, "podUID": uid("/api/v1/namespaces/" + namespace + "/pods/" + pod), "serviceAccountName": account,

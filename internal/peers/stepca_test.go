@@ -59,7 +59,7 @@ func TestStepCA(t *testing.T) {
 	require.Equal(t, http.StatusCreated, status)
 	require.Equal(t, s.Roots(), roots)
 
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
 	request := map[string]any{"csr": string(csr.PEM()), "ott": s.Token(t, "web", webID.String()), "notAfter": "10m"}
 	status, chain := call(s.Client(nil), "/1.0/sign", request)
@@ -113,7 +113,7 @@ func TestStepCAClient(t *testing.T) {
 	}
 	ca := newCA()
 	sign := func(ca caclient.CA, lifetime time.Duration) (*pki.Credential, error) {
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}}))(t)
 		chain, err := ca.Sign(t.Context(), csr, lifetime)
 		if err != nil {

@@ -43,13 +43,19 @@ type Field struct {
 // Read calls read for each field of a message, in order, until one fails. Groups are skipped. The error is
 // [ErrMalformed] or the error passed to [Field.Fail].
 func Read(message []byte, read func(*Field)) error {
+	var f Field
+	return f.readAll(message, read)
+}
+
+// readAll is Read with f as the argument of read.
+func (f *Field) readAll(message []byte, read func(*Field)) error {
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)
 		if n < 0 || number > protowire.MaxValidNumber {
 			return ErrMalformed
 		}
 		message = message[n:]
-		f := Field{Number: number, Type: kind}
+		*f = Field{Number: number, Type: kind}
 		switch kind {
 		case protowire.BytesType:
 			f.Data, n = protowire.ConsumeBytes(message)
@@ -71,7 +77,7 @@ func Read(message []byte, read func(*Field)) error {
 		if kind == protowire.StartGroupType {
 			continue
 		}
-		if read(&f); f.err != nil {
+		if read(f); f.err != nil {
 			return f.err
 		}
 	}
@@ -127,7 +133,10 @@ func (f *Field) Bool(to *bool) {
 // Message reads an embedded message.
 func (f *Field) Message(read func(*Field)) {
 	if f.Type == protowire.BytesType {
-		f.Fail(Read(f.Data, read))
+		outer := *f // reuse f, so that embedded messages cost no memory
+		err := f.readAll(outer.Data, read)
+		*f = outer
+		f.Fail(err)
 	}
 }
 

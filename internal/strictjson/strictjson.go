@@ -24,8 +24,10 @@ import (
 const (
 	MaxSize    = 16 << 20 // bytes of input
 	MaxDepth   = 64       // objects and arrays inside each other
-	MaxMembers = 1 << 14  // members read so far, of all open objects
+	MaxMembers = 1 << 13  // members read so far, of all open objects
 )
+
+const tooDeep = "too many objects and arrays inside each other"
 
 // Code is the kind of an [Error].
 type Code int
@@ -113,8 +115,11 @@ func ReadObject(data []byte, member func(name string, r *Reader)) error {
 func syntaxError(data []byte) *Error {
 	err := json.Unmarshal(data, new(any))
 	e := &Error{Code: Syntax, Reason: "not JSON: " + err.Error()}
-	if strings.HasSuffix(e.Reason, "after top-level value") {
+	switch {
+	case strings.HasSuffix(e.Reason, "after top-level value"):
 		e.Code, e.Reason = Trailing, "something follows the document"
+	case strings.HasSuffix(e.Reason, "exceeded max depth"):
+		e.Code, e.Reason = TooLarge, tooDeep
 	}
 	if at, ok := errors.AsType[*json.SyntaxError](err); ok {
 		e.Offset = max(0, int(at.Offset)-1)
@@ -226,7 +231,7 @@ func (r *Reader) items(begin, end byte, read func(n int)) {
 	case r.next() != begin:
 		return
 	case r.depth == MaxDepth:
-		r.fail(TooLarge, r.pos, "too many objects and arrays inside each other")
+		r.fail(TooLarge, r.pos, tooDeep)
 		return
 	}
 	r.depth++
@@ -301,9 +306,11 @@ func (r *Reader) quoted() []byte {
 func (r *Reader) unescape(start int, quoted []byte) []byte {
 	var text string
 	_ = json.Unmarshal(quoted, &text) // the syntax is valid
-	as := bytes.ToLower(bytes.ReplaceAll(quoted, []byte(`\\`), nil))
-	if n := bytes.Count(as, []byte("\ufffd")) + bytes.Count(as, []byte(`\ufffd`)); strings.Count(text, "\ufffd") != n {
-		r.fail(Encoding, start, "half of a surrogate pair")
+	if n := strings.Count(text, "\ufffd"); n > 0 {
+		as := bytes.ToLower(bytes.ReplaceAll(quoted, []byte(`\\`), nil))
+		if n != bytes.Count(as, []byte("\ufffd"))+bytes.Count(as, []byte(`\ufffd`)) {
+			r.fail(Encoding, start, "half of a surrogate pair")
+		}
 	}
 	return []byte(text)
 }

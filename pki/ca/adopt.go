@@ -42,7 +42,7 @@ func record(d *rotation.Document, td spiffe.TrustDomain) (map[string][]byte, err
 		return nil, err
 	}
 	data := map[string][]byte{stateName: state, noteName: []byte(note)}
-	active := d.In(rotation.Root, Active)
+	active := d.In(rotation.Root, rotation.Active)
 	if active == nil {
 		return data, nil
 	}
@@ -85,7 +85,7 @@ func (a *Authority) parse(r Record, now time.Time) (*rotation.Document, bool, er
 	if err != nil {
 		return nil, false, fmt.Errorf("%s: %w", stateName, err)
 	}
-	active := d.In(rotation.Root, Active)
+	active := d.In(rotation.Root, rotation.Active)
 	if plugged := a.files != nil; plugged != (active == nil) {
 		return nil, false, errors.New("it is the record of a CA with roots of its own for one of plugged-in files, " +
 			"or the other way round; give each its own store")
@@ -168,7 +168,7 @@ func (a *Authority) foreign(r Record, now time.Time) (k rotation.Key, err error)
 	t.Longest = max(t.Longest, foreignTTL)
 	return rotation.Key{
 		ID: rotation.Serial(cert), Cert: cert, Issuer: issuer, Secret: redact.Seal(signer),
-		Phase: Active, Prepared: now, Activates: now, Terms: t,
+		Phase: rotation.Active, Prepared: now, Activates: now, Terms: t,
 	}, nil
 }
 

@@ -116,7 +116,7 @@ type Config struct {
 
 // Rotation says how an [Authority] makes and replaces its roots. A zero field means its default.
 type Rotation struct {
-	KeyAlgorithm pki.KeyAlgorithm // of the roots; the zero value is ECDSA P-256
+	KeyAlgorithm string // of the roots, as in [pki.NewKey]; empty means ECDSA P-256
 
 	// RootTTL is the lifetime of each root; 0 means ten years (3650 days). It must be more than twice the sum of
 	// Propagation and DefaultTTL, so that a root is replaced while leaves of the default lifetime still fit into its
@@ -314,7 +314,7 @@ func (s *state) active() *rotation.Key {
 	if s.plugged != nil {
 		return &s.plugged.key
 	}
-	return s.In(rotation.Root, Active)
+	return s.In(rotation.Root, rotation.Active)
 }
 
 // newState returns a state that follows old, which may be nil.
@@ -420,7 +420,7 @@ func (a *Authority) create(now time.Time) (*rotation.Document, error) {
 		if err != nil {
 			return nil, err
 		}
-		k.Phase, k.Prepared, k.Activates = Active, now, now
+		k.Phase, k.Prepared, k.Activates = rotation.Active, now, now
 		d.Keys[kind] = []rotation.Key{k}
 	}
 	return d, nil

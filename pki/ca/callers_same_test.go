@@ -25,7 +25,7 @@ func TestCallerBundleStaysTheSame(t *testing.T) {
 		require.Len(t, before.Contents().X509Authorities, 1)
 		active := func() (id string) {
 			for _, k := range a.Status().Roots {
-				if k.Phase == ca.Active {
+				if k.Phase == "active" {
 					id = k.ID
 				}
 			}

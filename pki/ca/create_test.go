@@ -161,7 +161,7 @@ func TestCopiesBesideTheState(t *testing.T) {
 	made := ca.NewMemoryStore()
 	first := open(t, made)
 	good := load(t, made)
-	otherKey := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	otherKey := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	other := must.Get(pki.MarshalPrivateKeyPEM(otherKey))(t)
 	for name, tt := range map[string]struct {
 		item    string

@@ -24,7 +24,7 @@ func Example() {
 	}
 
 	// The workload makes a key and a request. Whatever it asks for, only the key counts.
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}
@@ -182,7 +182,7 @@ func ExampleAuthority_Sign_refused() {
 	if err != nil {
 		panic(err)
 	}
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}

@@ -35,7 +35,7 @@ type workload struct {
 
 func newWorkload(t *testing.T) *workload {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	return &workload{key: key, csr: csr}
 }
@@ -143,7 +143,7 @@ func (m *mesh) run(t *testing.T, rotations int) {
 			return
 		}
 		// A rotation begins right after a workload has read the bundle, which it does not do again for as long as possible.
-		if roots := m.replicas[0].Roots(); polled && m.rotations < rotations && roots[len(roots)-1].Phase == ca.Active {
+		if roots := m.replicas[0].Roots(); polled && m.rotations < rotations && roots[len(roots)-1].Phase == "active" {
 			if _, err := m.any().Rotate(t.Context()); err == nil {
 				m.rotations++
 				m.rotated = time.Now()

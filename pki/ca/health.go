@@ -69,7 +69,8 @@ func (a *Authority) rootError(s *state, end, now time.Time) error {
 	// Half of the time left for the replacement is gone.
 	due := a.cfg.Rotation.replaceAt(key.Cert, a.cfg.MaxTTL)
 	late := due.Add(key.Cert.NotAfter.Sub(due) / 2)
-	if s.In(rotation.Root, Distributing) == nil && (now.After(late) || end.Sub(now.Round(0)) < a.cfg.DefaultTTL) {
+	if s.In(rotation.Root, rotation.Distributing) == nil &&
+		(now.After(late) || end.Sub(now.Round(0)) < a.cfg.DefaultTTL) {
 		return fmt.Errorf("ca: root %s of %s ends at %s, and has no successor: rotate it, or replace its files",
 			key.ID, a.cfg.TrustDomain, end.UTC().Format(time.RFC3339))
 	}

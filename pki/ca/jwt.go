@@ -92,13 +92,13 @@ func newJWTKey(alg string) (k rotation.Key, err error) {
 	var signer crypto.Signer
 	switch alg {
 	case "ES256":
-		signer, err = pki.NewKey(pki.ECDSAP256)
+		signer, err = pki.NewKey("ecdsa-p256")
 	case "ES384":
-		signer, err = pki.NewKey(pki.ECDSAP384)
+		signer, err = pki.NewKey("ecdsa-p384")
 	case "ES512":
 		signer, err = ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
 	default:
-		signer, err = pki.NewKey(pki.RSA2048)
+		signer, err = pki.NewKey("rsa-2048")
 	}
 	if err != nil {
 		return k, err

@@ -129,9 +129,10 @@ type plugged struct {
 func (p *plugged) status() []KeyStatus {
 	out := make([]KeyStatus, len(p.roots))
 	for i, c := range p.roots {
-		out[i] = KeyStatus{ID: rotation.Serial(c), Phase: Trusted, Certificate: c, Prepared: p.read, Activates: p.read}
+		out[i] = KeyStatus{ID: rotation.Serial(c), Phase: "trusted", Certificate: c, Prepared: p.read,
+			Activates: p.read}
 		if c.Equal(p.key.Cert) {
-			out[i].Phase = Active
+			out[i].Phase = "active"
 		}
 		out[i] = out[i].worded()
 	}
@@ -272,7 +273,7 @@ func (f *pluggedFiles) parse(folder follow.Files, now time.Time) (*plugged, erro
 	}
 	issuer := pair.Issuer()
 	cert := issuer.Certificate()
-	p.key = rotation.Key{ID: rotation.Serial(cert), Cert: cert, Issuer: issuer, Phase: Active}
+	p.key = rotation.Key{ID: rotation.Serial(cert), Cert: cert, Issuer: issuer, Phase: rotation.Active}
 	p.until = cert.NotAfter
 	chain := issuer.Chain()
 	for _, c := range chain {
@@ -321,7 +322,7 @@ func probe(td spiffe.TrustDomain, issuer *pki.Issuer, above []*x509.Certificate,
 	if err != nil {
 		return fail(err)
 	}
-	signer, err := pki.NewKey(pki.ECDSAP256)
+	signer, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		return fail(err)
 	}

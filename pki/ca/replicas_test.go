@@ -276,7 +276,7 @@ func replicas(t *testing.T, n int, seed uint64) {
 		require.Equal(t, serials(all[0].a), serials(r.a), "seed %d: replica %d", seed, j)
 		require.Equal(t, all[0].a.Status().JWTKeys, r.a.Status().JWTKeys, "seed %d", seed)
 		for _, k := range r.a.Roots() {
-			require.False(t, k.Phase == ca.Active && k.Tainted && k.Activates.Before(time.Now().Add(-time.Hour)), "seed %d: a tainted root signs", seed)
+			require.False(t, k.Phase == "active" && k.Tainted && k.Activates.Before(time.Now().Add(-time.Hour)), "seed %d: a tainted root signs", seed)
 		}
 	}
 	t.Logf("seed %d: %d leaves, %d refused, %d rotations, %d emergencies, sequence %d", seed, leaves, refused, rotations, emergencies, sequence(t, all[0].a.Bundle()))

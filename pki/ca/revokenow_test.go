@@ -111,7 +111,7 @@ func TestRevokeNowJWT(t *testing.T) {
 			assert.Contains(t, r, "JWT key "+stolen.ID+" is revoked")
 			a = open(t, store, edit)
 			require.Len(t, a.Status().JWTKeys, 1)
-			require.Equal(t, ca.Active, a.Status().JWTKeys[0].Phase)
+			require.Equal(t, "active", a.Status().JWTKeys[0].Phase)
 			require.Equal(t, alg, a.Status().JWTKeys[0].Algorithm)
 			require.Error(t, validate(a.Bundle(), token))
 			require.NoError(t, validate(a.Bundle(), signJWT(t, a, time.Hour)), "it signs for as long as the old one did")
@@ -159,7 +159,7 @@ func TestRevokeNowIsOneWrite(t *testing.T) {
 			assert.Equal(t, stolen, a.Roots()[0].ID, "it does not know")
 			b := open(t, memory)
 			require.Len(t, b.Roots(), 1)
-			assert.Equal(t, ca.Active, b.Roots()[0].Phase)
+			assert.Equal(t, "active", b.Roots()[0].Phase)
 			assert.NotEqual(t, stolen, b.Roots()[0].ID)
 			assert.NoError(t, verify(b.Bundle(), sign(t, b, newCSR(t), 0), time.Now()))
 
@@ -207,7 +207,7 @@ func TestRevokeNowRaces(t *testing.T) {
 			active := 0
 			for _, k := range all[0].Roots() {
 				require.NotEqual(t, stolen, k.ID)
-				if k.Phase == ca.Active {
+				if k.Phase == "active" {
 					active++
 				}
 			}

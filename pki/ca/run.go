@@ -46,7 +46,7 @@ func (a *Authority) rotate(ctx context.Context, why, op string, kind rotation.Ki
 		return KeyStatus{}, a.opError(op, context.Cause(ctx))
 	}
 	s := a.current()
-	renews := kind == rotation.Root && a.cfg.Rotation.KeepKey && !s.In(kind, Active).Tainted
+	renews := kind == rotation.Root && a.cfg.Rotation.KeepKey && !s.In(kind, rotation.Active).Tainted
 	if err := s.MayPrepare(kind, !renews); err != nil {
 		return KeyStatus{}, a.opError(op, err)
 	}
@@ -97,7 +97,7 @@ func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 		if err := d.MayPrepare(rotation.Root, false); err != nil {
 			return err
 		}
-		old := d.In(rotation.Root, Active)
+		old := d.In(rotation.Root, rotation.Active)
 		if old.Tainted {
 			return fmt.Errorf("%w: root %s was tainted just now, and its key needs a successor", ErrRotating, old.ID)
 		}
@@ -112,7 +112,7 @@ func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 		renewed = *old
 		renewed.Issuer, renewed.Cert, renewed.ID = issuer, cert, rotation.Serial(cert)
 		d.Renew(renewed, now)
-		renewed = *d.In(rotation.Root, Active)
+		renewed = *d.In(rotation.Root, rotation.Active)
 		return nil
 	})
 	if err != nil {
@@ -385,7 +385,7 @@ func (r *runner) show(ctx context.Context, s *state) (time.Duration, error) {
 	left := longestSleep
 	due := false
 	for _, kind := range rotation.Kinds {
-		if k := s.In(kind, Distributing); k != nil && !k.Shown {
+		if k := s.In(kind, rotation.Distributing); k != nil && !k.Shown {
 			wait := time.Until(k.Met.Add(k.ShownAfter()))
 			due = due || wait <= 0
 			left = min(left, max(wait, 0))
@@ -397,7 +397,7 @@ func (r *runner) show(ctx context.Context, s *state) (time.Duration, error) {
 	return 0, r.a.update(ctx, "", func(d *rotation.Document, now time.Time) error {
 		err := errNoChange
 		for _, kind := range rotation.Kinds {
-			if k := d.In(kind, Distributing); k != nil && !k.Shown && now.Sub(k.Met) >= k.ShownAfter() {
+			if k := d.In(kind, rotation.Distributing); k != nil && !k.Shown && now.Sub(k.Met) >= k.ShownAfter() {
 				k.Shown, err = true, errRemark
 			}
 		}
@@ -407,9 +407,9 @@ func (r *runner) show(ctx context.Context, s *state) (time.Duration, error) {
 
 // replaceAt returns when to replace the active key of a kind, and whether Run must replace it at all.
 func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
-	cfg, k := &r.a.cfg, s.In(kind, Active)
+	cfg, k := &r.a.cfg, s.In(kind, rotation.Active)
 	switch {
-	case k == nil || s.In(kind, Distributing) != nil || kind == rotation.Token && cfg.JWT == nil:
+	case k == nil || s.In(kind, rotation.Distributing) != nil || kind == rotation.Token && cfg.JWT == nil:
 		return time.Time{}, false
 	case k.Tainted: // the bundle was full, so there is no successor
 		return time.Time{}, true

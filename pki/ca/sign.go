@@ -383,8 +383,8 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 	g := &grant{now: now}
 	wall, end := now.Round(0), now.Add(ttl)
 	if kind == rotation.Token {
-		if g.key = s.In(kind, Active); g.key == nil {
-			first := s.In(kind, Distributing)
+		if g.key = s.In(kind, rotation.Active); g.key == nil {
+			first := s.In(kind, rotation.Distributing)
 			if first == nil {
 				return notReady(0, "there is no JWT key yet; see that the authority is running and its store answers")
 			}
@@ -443,7 +443,7 @@ func (a *Authority) bound(s *state, kind rotation.Kind, key *rotation.Key) time.
 		return time.Time{}
 	}
 	bound := a.synced.Add(key.Propagation).Add(key.Longest)
-	if next := s.In(kind, Distributing); next != nil {
+	if next := s.In(kind, rotation.Distributing); next != nil {
 		bound = rotation.Earlier(bound, next.Activates.Round(0).Add(key.Longest))
 	}
 	return bound

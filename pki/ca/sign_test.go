@@ -222,7 +222,7 @@ func TestNothingOfTheRequestIsSigned(t *testing.T) {
 		"ID and CN":  {ID: web, CommonName: "web"},
 	}
 	a := newAuthority(t)
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	signed, refused := 0, 0
 	for name, ask := range names {
 		for wish, ask2 := range wishes {
@@ -392,7 +392,7 @@ func TestExpiredRootDoesNotSign(t *testing.T) {
 
 // marshalSANs returns the value of an extension with these names, as a request has it.
 func marshalSANs(sans ...pki.SAN) ([]byte, error) {
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		return nil, err
 	}

@@ -24,25 +24,6 @@ var (
 	errPluggedIn = errors.New("the roots are plugged in")
 )
 
-// Phase is the stage of a root or JWT key in a rotation, as text. A key moves only forward, except that a
-// Distributing key waits again if no authority ran to distribute it; see [Open].
-type Phase = rotation.Phase
-
-// The phases of a key in the bundle. A key does not exist before Distributing; after Retiring the bundle and the
-// authority do not have it any more.
-const (
-	// Distributing keys are in the bundle, so that verifiers learn of them, but do not sign yet.
-	Distributing = rotation.Distributing
-	// Active is the phase of the only key that signs.
-	Active = rotation.Active
-	// Retiring keys no longer sign. They stay in the bundle until the last leaf or token that they signed has
-	// expired. Their private keys are gone.
-	Retiring = rotation.Retiring
-	// Trusted roots come from elsewhere, and never sign: the other roots of an adopted CA, until they expire, and the
-	// roots of a plugged-in CA.
-	Trusted = rotation.Trusted
-)
-
 // KeyStatus describes one root or JWT-SVID key of an [Authority]. It is a copy and holds no secret. Its times are
 // wall-clock times.
 type KeyStatus struct {
@@ -54,7 +35,17 @@ type KeyStatus struct {
 	Algorithm   string            // "alg" of the tokens of a JWT key
 	PublicKey   crypto.PublicKey  // of a JWT key
 
-	Phase     Phase
+	// Phase is the stage of a key in a rotation. A key moves only forward, except that a distributing key waits again
+	// if no authority ran to distribute it; see [Open].
+	//
+	//   - "distributing": it is in the bundle, so that verifiers learn of it, but does not sign yet
+	//   - "active": it is the only key that signs
+	//   - "retiring": it no longer signs, and its private key is gone; it stays in the bundle until the last leaf or
+	//     token that it signed has expired
+	//   - "trusted": a root from elsewhere, which never signs: another root of an adopted CA, until it expires, or a
+	//     root of a plugged-in CA
+	Phase string
+
 	Prepared  time.Time // when it joined the bundle
 	Activates time.Time // when it starts, or started, to sign
 	Retires   time.Time // when it leaves the bundle; zero if unknown
@@ -63,7 +54,8 @@ type KeyStatus struct {
 
 func status(k rotation.Key) KeyStatus {
 	return KeyStatus{
-		ID: k.ID, Certificate: k.Cert, Algorithm: k.Algorithm, PublicKey: k.Public, Phase: k.Phase, Tainted: k.Tainted,
+		ID: k.ID, Certificate: k.Cert, Algorithm: k.Algorithm, PublicKey: k.Public,
+		Phase: string(k.Phase), Tainted: k.Tainted,
 		Prepared:  k.Prepared.Round(0), // without the monotonic reading, which means nothing to others
 		Activates: k.Activates.Round(0),
 		Retires:   k.Retires.Round(0),
@@ -76,14 +68,14 @@ func (s KeyStatus) worded() KeyStatus {
 	if s.Certificate == nil {
 		kind = rotation.Token
 	}
-	what := kind.String() + " " + s.ID + ": " + string(s.Phase)
+	what := kind.String() + " " + s.ID + ": " + s.Phase
 	if s.Tainted {
 		what += ", tainted"
 	}
 	switch {
-	case s.Phase == Distributing:
+	case s.Phase == "distributing":
 		what += ", signs from " + s.Activates.UTC().Format(time.RFC3339)
-	case s.Phase == Active:
+	case s.Phase == "active":
 		what += " since " + s.Activates.UTC().Format(time.RFC3339)
 	case !s.Retires.IsZero():
 		what += ", leaves the bundle at " + s.Retires.UTC().Format(time.RFC3339)

@@ -298,7 +298,7 @@ func (a *Authority) withRequiredKeys(d *rotation.Document, now time.Time) (*rota
 	edited := next.Raise(rotation.Root, a.cfg.terms(rotation.Root))
 	if a.cfg.JWT != nil {
 		edited = next.Raise(rotation.Token, a.cfg.terms(rotation.Token)) || edited
-		if next.In(rotation.Token, Active) == nil && next.MayPrepare(rotation.Token, true) == nil {
+		if next.In(rotation.Token, rotation.Active) == nil && next.MayPrepare(rotation.Token, true) == nil {
 			// The first token key of a CA whose bundle verifiers may already have.
 			fresh, err := a.newKey(rotation.Token)
 			if err != nil {

@@ -189,7 +189,7 @@ func TestTaintJWTKeyOfOthers(t *testing.T) {
 			}
 			require.Len(t, keys, 2)
 			require.True(t, keys[0].Tainted)
-			require.Equal(t, ca.Distributing, keys[1].Phase)
+			require.Equal(t, "distributing", keys[1].Phase)
 			time.Sleep(13 * time.Hour)
 			synctest.Wait()
 			require.Len(t, signs.Status().JWTKeys, 1)
@@ -280,7 +280,7 @@ func TestIstioRotation(t *testing.T) {
 		roots := a.Roots()
 		require.Len(t, roots, 1, "the old certificate is replaced at once")
 		assert.Equal(t, r, roots[0])
-		assert.Equal(t, ca.Active, r.Phase)
+		assert.Equal(t, "active", r.Phase)
 		assert.NotEqual(t, old.ID, r.ID)
 		assert.True(t, pki.PublicKeysEqual(old.Certificate.PublicKey, r.Certificate.PublicKey))
 		assert.Equal(t, old.Certificate.RawSubject, r.Certificate.RawSubject)
@@ -439,7 +439,7 @@ func TestRunReplacesJWTKeys(t *testing.T) {
 			token := signJWT(t, a, 0)
 			require.NoError(t, validate(a.Bundle(), token))
 			for _, k := range a.Status().JWTKeys {
-				if k.Phase == ca.Active {
+				if k.Phase == "active" {
 					seen[k.ID] = true
 				}
 			}

@@ -133,7 +133,7 @@ func TestServer(t *testing.T) {
 		URL: "https://" + at.Istio.Addr().String(), TrustDomain: domain, RootsFile: file,
 		Token: func(context.Context) (string, error) { return "spiffe://example.org/web", nil },
 	}}))(t)
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	require.Equal(t, "spiffe://example.org/web", must.Get(client.Sign(t.Context(), csr, 0))(t)[0].URIs[0].String())
 
@@ -165,7 +165,7 @@ type client struct {
 // newClient returns a client with a leaf that the root of a signs, by whom does not matter: the thief of the key can do so.
 func newClient(t testing.TB, a *ca.Authority, at net.Listener, id string, r ca.Request) *client {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	r.ID = spiffe.MustParseID(id)
 	r.CSR = must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	chain := must.Get(a.Sign(t.Context(), r))(t)
@@ -188,7 +188,7 @@ func (c *client) ask(token string, ttl time.Duration) (*x509.Certificate, error)
 		URL: c.url, HTTPClient: c.http, TrustDomain: domain, Token: func(context.Context) (string, error) { return token, nil },
 	}})
 	require.NoError(c.t, err)
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(c.t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(c.t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(c.t)
 	chain, err := api.Sign(c.t.Context(), csr, ttl)
 	if err != nil {
@@ -472,7 +472,7 @@ type part struct {
 }
 
 func (p *part) Run(ctx context.Context) error {
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	assert.NoError(p.t, err)
 	csr, err := pki.NewCSR(key, pki.CSROptions{})
 	assert.NoError(p.t, err)
@@ -573,7 +573,7 @@ func (h *hasty) Changed() <-chan struct{} {
 func active(t testing.TB, a *ca.Authority) string {
 	t.Helper()
 	for _, k := range a.Status().Roots {
-		if k.Phase == ca.Active {
+		if k.Phase == "active" {
 			return k.ID
 		}
 	}

@@ -14,7 +14,7 @@ import (
 // A request that asks for more than the caller may have never gets to the signer.
 func ExampleRA_Sign() {
 	td := spiffe.MustParseTrustDomain("example.org")
-	rootKey, err := pki.NewKey(pki.ECDSAP256)
+	rootKey, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}
@@ -37,7 +37,7 @@ func ExampleRA_Sign() {
 	}
 
 	web := spiffe.MustParseID("spiffe://example.org/ns/prod/sa/web")
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}

@@ -255,7 +255,7 @@ func certifying(t testing.TB, root *authority, edit ...func(*x509.Certificate)) 
 
 func newKey(t testing.TB) crypto.Signer {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	return key
 }
 

@@ -28,7 +28,7 @@ func (c *Config) node() object {
 		"NAMESPACE": namespace, "SERVICE_ACCOUNT": account, "CLUSTER_ID": c.clusterID, "NAME": pod,
 		"INSTANCE_IPS":      address,
 		"ENVOY_STATUS_PORT": c.v.Int("ENVOY_STATUS_PORT"), "ENVOY_PROMETHEUS_PORT": c.v.Int("ENVOY_PROMETHEUS_PORT"),
-		"PROXY_CONFIG": c.Envoy.proxyConfig, "LABELS": c.podInfo("labels"), "ANNOTATIONS": c.podInfo("annotations"),
+		"PROXY_CONFIG": c.proxy.all, "LABELS": c.podInfo("labels"), "ANNOTATIONS": c.podInfo("annotations"),
 	}
 	for name, value := range c.v.Prefixed("ISTIO_META_*") {
 		metadata[name] = value
@@ -37,7 +37,7 @@ func (c *Config) node() object {
 	return object{
 		"id": fmt.Sprintf("%s~%s~%s.%s~%s", cmp.Or(c.Envoy.Role, "sidecar"), cmp.Or(address, "127.0.0.1"),
 			cmp.Or(pod, "pod"), namespace, cmp.Or(c.Envoy.Domain, namespace+".svc.cluster.local")),
-		"cluster":  cmp.Or(c.Envoy.cluster, cmp.Or(account, "proxy")+"."+namespace),
+		"cluster":  cmp.Or(c.proxy.ServiceCluster, cmp.Or(account, "proxy")+"."+namespace),
 		"metadata": metadata,
 	}
 }
@@ -62,7 +62,7 @@ func (c *Config) writeGRPC() error {
 	if err != nil {
 		return err
 	}
-	name := c.path(c.grpcBootstrap)
+	name := c.path(c.text("GRPC_XDS_BOOTSTRAP"))
 	// Refuse another user's directory: that user could make the programs take their identities from elsewhere. A
 	// directory that others can write to, such as an emptyDir, was chosen by the pod's operator.
 	dir, err := private.MakeDir(filepath.Dir(name), private.Options{Mode: 0o700, Warn: func(err error) {

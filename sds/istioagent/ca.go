@@ -32,12 +32,9 @@ import (
 
 // newManager returns the identity from the CA.
 func (c *Config) newManager() (*secretcache.Manager, error) {
-	if c.text("POD_NAMESPACE") == "" || c.text("SERVICE_ACCOUNT") == "" {
-		return nil, errors.New("the identity needs POD_NAMESPACE and SERVICE_ACCOUNT; set both")
-	}
 	id, err := c.trustDomain.WorkloadID("ns", c.text("POD_NAMESPACE"), "sa", c.text("SERVICE_ACCOUNT"))
 	if err != nil {
-		return nil, fmt.Errorf("TRUST_DOMAIN, POD_NAMESPACE or SERVICE_ACCOUNT: %w", err)
+		return nil, fmt.Errorf("set TRUST_DOMAIN, POD_NAMESPACE and SERVICE_ACCOUNT: %w", err)
 	}
 	var ca remoteCA
 	if c.google() {
@@ -46,12 +43,12 @@ func (c *Config) newManager() (*secretcache.Manager, error) {
 		ca, err = c.newIstioCA()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("CA: %w", err)
+		return nil, fmt.Errorf("CA (CA_ADDR %q): %w", c.text("CA_ADDR"), err)
 	}
 	grace, jitter := timing(c.v.Ratio("SECRET_GRACE_PERIOD_RATIO"), c.v.Ratio("SECRET_GRACE_PERIOD_RATIO_JITTER"))
 	key := c.keyAlgorithm
 	return secretcache.New(secretcache.Config{
-		ID: id, CA: counted{ca, c.requests}, CAName: cmp.Or(c.text("CA_ADDR"), c.discovery),
+		ID: id, CA: counted{ca, c.requests}, CAName: cmp.Or(c.text("CA_ADDR"), c.proxy.DiscoveryAddress),
 		Lifetime: c.v.Duration("SECRET_TTL"), GraceRatio: grace, Jitter: jitter,
 		NewKey: func() (crypto.Signer, error) { return pki.NewKey(key) }, Logger: c.Logger,
 	})
@@ -114,7 +111,7 @@ func (c counted) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration)
 
 // newIstioCA returns the client of a CA with Istio's API.
 func (c *Config) newIstioCA() (*istioca.CA, error) {
-	address := cmp.Or(c.text("CA_ADDR"), c.discovery)
+	address := cmp.Or(c.text("CA_ADDR"), c.proxy.DiscoveryAddress)
 	o := istioca.Options{
 		Endpoint:  caclient.Endpoint{URL: "https://" + address, TrustDomain: c.trustDomain, Logger: c.Logger},
 		ClusterID: c.clusterID, CertSigner: c.text("ISTIO_META_CERT_SIGNER"), Header: c.header("CA_HEADER_*"),
@@ -147,20 +144,18 @@ func (c *Config) newIstioCA() (*istioca.CA, error) {
 
 // newGoogleCA returns the client of Google's service, with an exchanged token.
 func (c *Config) newGoogleCA() (*googlecas.CA, error) {
-	subject, err := c.machineToken()
+	machine, err := c.machineToken()
 	if err != nil {
 		return nil, err
 	}
-	if subject == nil {
-		subject = tokensource.File(c.path(c.TokenFile))
-	}
+	file := tokensource.File(c.path(c.TokenFile))
 	var exchange *http.Client // nil means the default client
 	if c.postQuantum {
 		if exchange, err = c.newClient(caclient.TLSOptions{Logger: c.Logger}, "CA_ROOT_CA"); err != nil {
 			return nil, err
 		}
 	}
-	token, err := tokensource.Exchange(subject, tokensource.ClientOptions{
+	token, err := tokensource.Exchange(cmp.Or(machine, file), tokensource.ClientOptions{
 		HTTPClient: exchange, URL: cmp.Or(c.urls.exchange, "https://sts.googleapis.com/v1/token"),
 		Audience: "identitynamespace:" + c.trustDomain.String() + ":" + c.identityProvider,
 		Scope:    "https://www.googleapis.com/auth/cloud-platform",
@@ -195,34 +190,40 @@ func (c *Config) machineToken() (*tokensource.Source, error) {
 		&tokensource.GCEOptions{URL: c.urls.metadata, Logger: c.Logger})
 }
 
-// newXDS returns the handler that forwards ADS to the control plane.
-func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
-	x := xdsproxy.Config{
-		URL: "https://" + c.discovery, Header: c.header("XDS_HEADER_*"), Secrets: secrets, Logger: c.Logger,
+// newXDS creates the handler that forwards ADS to the control plane.
+func (a *Agent) newXDS() error {
+	c := &a.cfg
+	if !c.Envoy.XDS {
+		return nil
 	}
+	address, policy := c.proxy.DiscoveryAddress, c.proxy.ControlPlaneAuthPolicy
+	x := xdsproxy.Config{URL: "https://" + address, Header: c.header("XDS_HEADER_*"), Logger: c.Logger}
 	x.Header.Set("ClusterID", c.clusterID)
-	if c.xdsPlaintext || plaintext(c.discovery) {
+	if a.secrets != nil {
+		x.Secrets = a.secrets
+	}
+	if policy == "NONE" || policy == 0.0 || plaintext(address) {
 		c.Logger.Warn("istioagent: the connection to the control plane has no TLS: the token is readable on it",
-			slog.String("address", c.discovery))
-		x.URL, x.AllowPlaintext, x.HTTPClient = "http://"+c.discovery, true, c.plaintextClient()
+			slog.String("address", address))
+		x.URL, x.AllowPlaintext, x.HTTPClient = "http://"+address, true, c.plaintextClient()
 	} else {
 		roots, err := c.rootsFor(c.xdsRootsFile)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if x.HTTPClient, err = c.client(c.discovery, roots, "XDS_ROOT_CA", true); err != nil {
-			return nil, err
+		if x.HTTPClient, err = c.client(address, roots, "XDS_ROOT_CA", true); err != nil {
+			return err
 		}
 	}
 	machine, err := c.machineToken()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	x.Token = cmp.Or(machine, tokensource.File(c.path(c.TokenFile))).Token
+	token := cmp.Or(machine, tokensource.File(c.path(c.TokenFile)))
+	x.Token = token.Token
 	if c.text("PROV_CERT") != "" || c.v.Bool("FILE_MOUNTED_CERTS") {
-		token := x.Token
 		x.Token = func(ctx context.Context) (string, error) {
-			text, err := token(ctx)
+			text, err := token.Token(ctx)
 			// a certificate has replaced the token that the machine started with
 			if errors.Is(err, tokensource.ErrExpired) {
 				err = fmt.Errorf("%w: %w", fs.ErrNotExist, err)
@@ -230,7 +231,12 @@ func (c *Config) newXDS(secrets http.Handler) (*xdsproxy.Handler, error) {
 			return text, err
 		}
 	}
-	return xdsproxy.NewHandler(x)
+	if a.xds, err = xdsproxy.NewHandler(x); err != nil {
+		return err
+	}
+	a.add("xds", a.xds, nil)
+	a.serve(c.xdsSocket(), a.xds)
+	return nil
 }
 
 // plaintextClient returns a client of HTTP/2 without TLS.
@@ -295,8 +301,8 @@ func (c *Config) newClient(o caclient.TLSOptions, variable string) (*http.Client
 	o.PostQuantum = c.postQuantum
 	client, err := caclient.NewHTTPClient(o)
 	if err == nil {
+		c.clients = append(c.clients, &http.Client{Transport: client.Transport})
 		client.Transport = vouched{client.Transport, cmp.Or(o.RootsFile, "SYSTEM"), variable}
-		c.clients = append(c.clients, client)
 	}
 	return client, err
 }
@@ -315,9 +321,4 @@ func (v vouched) RoundTrip(r *http.Request) (*http.Response, error) {
 			err, v.roots, r.URL.Host, v.variable)
 	}
 	return resp, err
-}
-
-// CloseIdleConnections serves the method of the same name of [http.Client].
-func (v vouched) CloseIdleConnections() {
-	(&http.Client{Transport: v.RoundTripper}).CloseIdleConnections()
 }

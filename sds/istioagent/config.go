@@ -11,7 +11,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/settings"
-	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -61,12 +60,9 @@ type Config struct {
 	outputCerts                           string // a directory
 	mountedCert, mountedKey, mountedRoots string
 	identityProvider                      string // in the audience of exchanged tokens
-	keyAlgorithm                          pki.KeyAlgorithm
+	keyAlgorithm                          string
 	postQuantum                           bool
-	discovery                             string
-	xdsPlaintext                          bool
-	debugAddress, grpcBootstrap           string // empty means none
-	drain                                 time.Duration
+	proxy                                 proxyConfig
 	notes, unused                         []string // for the log, as warnings and as information
 
 	clients  []*http.Client                               // of the Agent

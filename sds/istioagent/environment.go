@@ -15,7 +15,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/settings"
-	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -113,23 +112,22 @@ func FromEnvironment(environ []string) (Config, error) {
 		TerminationDrainDuration: duration(v.Duration("MINIMUM_DRAIN_DURATION")),
 	}
 	_ = proxy.read(v.Text("PROXY_CONFIG")) // the table has checked it
+	if err := conflict(v); err != nil {
+		return Config{}, err
+	}
 	c := newConfig(v, &proxy)
-	c.derive(&proxy, v)
 	c.remark(proxy.all, v)
 	if v.Text("JWT_POLICY") == "first-party-jwt" {
 		c.note("environment variable JWT_POLICY: first-party-jwt is treated as third-party-jwt; " +
 			"mount a token for the CA at " + tokenFile)
 	}
-	if err := c.conflicts(v); err != nil {
-		return Config{}, err
-	}
 	return c, nil
 }
 
-// newConfig returns the settings that depend on one variable each.
+// newConfig returns the settings of the variables and of PROXY_CONFIG.
 func newConfig(v *settings.Values, proxy *proxyConfig) Config {
 	td, _ := spiffe.ParseTrustDomain(v.Text("TRUST_DOMAIN")) // the table has checked it
-	return Config{
+	c := Config{
 		redacted: redact.New(fmt.Sprintf("istioagent.Config(%s, namespace %s, service account %s)", td,
 			v.Text("POD_NAMESPACE"), v.Text("SERVICE_ACCOUNT"))),
 
@@ -142,61 +140,43 @@ func newConfig(v *settings.Values, proxy *proxyConfig) Config {
 		mountedKey:       cmp.Or(v.Text("ISTIO_META_TLS_CLIENT_KEY"), filepath.Join(mounted, keyName)),
 		mountedRoots:     cmp.Or(v.Text("ISTIO_META_TLS_CLIENT_ROOT_CERT"), filepath.Join(mounted, rootsName)),
 		identityProvider: v.Text("CREDENTIAL_IDENTITY_PROVIDER"),
-		keyAlgorithm:     pki.KeyAlgorithm(fmt.Sprintf("rsa-%d", v.Int("WORKLOAD_RSA_KEY_SIZE"))),
+		keyAlgorithm:     fmt.Sprintf("rsa-%d", v.Int("WORKLOAD_RSA_KEY_SIZE")),
 		postQuantum:      v.Text("COMPLIANCE_POLICY") == "pqc",
-		discovery:        proxy.DiscoveryAddress, grpcBootstrap: v.Text("GRPC_XDS_BOOTSTRAP"),
-		drain: time.Duration(proxy.TerminationDrainDuration),
-		Envoy: newEnvoy(v, proxy),
+		proxy:            *proxy,
+		Envoy: Envoy{
+			Disabled: v.Bool("DISABLE_ENVOY"), Path: proxy.BinaryPath, ConfigFile: proxy.CustomConfigFile,
+			Dir: proxy.ConfigPath, XDS: v.Bool("PROXY_XDS_VIA_AGENT"),
+			AdminPort: int(proxy.ProxyAdminPort), StatusPort: int(proxy.StatusPort),
+			DrainTime: time.Duration(proxy.DrainDuration), Concurrency: int(proxy.Concurrency),
+		},
 	}
-}
-
-func newEnvoy(v *settings.Values, proxy *proxyConfig) Envoy {
-	return Envoy{
-		Disabled: v.Bool("DISABLE_ENVOY"), Path: proxy.BinaryPath, ConfigFile: proxy.CustomConfigFile,
-		Dir: proxy.ConfigPath, XDS: v.Bool("PROXY_XDS_VIA_AGENT"),
-		AdminPort: int(proxy.ProxyAdminPort), StatusPort: int(proxy.StatusPort),
-		DrainTime: time.Duration(proxy.DrainDuration), Concurrency: int(proxy.Concurrency),
-		cluster: proxy.ServiceCluster, proxyConfig: proxy.all,
-	}
-}
-
-// derive sets the settings that depend on several variables.
-func (c *Config) derive(proxy *proxyConfig, v *settings.Values) {
-	if c.Envoy.XDS && v.Bool("PROXY_XDS_DEBUG_VIA_AGENT") {
-		c.debugAddress = fmt.Sprintf("127.0.0.1:%d", v.Int("PROXY_XDS_DEBUG_VIA_AGENT_PORT"))
-	}
-	c.xdsPlaintext = proxy.ControlPlaneAuthPolicy == "NONE" || proxy.ControlPlaneAuthPolicy == 0.0
 	if v.Text("ECC_SIGNATURE_ALGORITHM") != "" {
-		c.keyAlgorithm = map[string]pki.KeyAlgorithm{"P256": pki.ECDSAP256, "P384": pki.ECDSAP384}[v.Text("ECC_CURVE")]
+		c.keyAlgorithm = map[string]string{"P256": "ecdsa-p256", "P384": "ecdsa-p384"}[v.Text("ECC_CURVE")]
 	}
 	if v.Set("GKE_CLUSTER_URL") && !v.Set("CREDENTIAL_IDENTITY_PROVIDER") {
 		c.identityProvider = v.Text("GKE_CLUSTER_URL")
 	}
-	if c.v.Bool("FILE_MOUNTED_CERTS") {
+	if v.Bool("FILE_MOUNTED_CERTS") {
 		for _, name := range []string{"CERT_CHAIN", "KEY", "ROOT_CERT"} {
 			if file := v.Text("ISTIO_META_TLS_SERVER_" + name); file != "" {
 				c.AllowFiles = append(c.AllowFiles, file)
 			}
 		}
 	}
+	return c
 }
 
-// conflicts returns an error for variables that contradict each other.
-func (c *Config) conflicts(v *settings.Values) error {
-	var bad []error
-	reject := func(name, why string) { bad = append(bad, v.Reject(name, errors.New(why))) }
+// conflict returns an error if two variables contradict each other.
+func conflict(v *settings.Values) error {
 	if v.Set("OUTPUT_CERTS") && v.Set("OUTPUT_CERT") && v.Text("OUTPUT_CERTS") != v.Text("OUTPUT_CERT") {
-		reject("OUTPUT_CERT", "OUTPUT_CERTS names another directory, and means the same; leave one of them out")
+		return v.Reject("OUTPUT_CERT", errors.New("OUTPUT_CERTS names another directory, and means the same; "+
+			"leave one of them out"))
 	}
-	if c.v.Bool("FILE_MOUNTED_CERTS") && c.text("PROV_CERT") != "" {
-		reject("PROV_CERT", "with FILE_MOUNTED_CERTS the mounted files are used for the control plane, too; "+
-			"leave one of them out")
+	if v.Bool("FILE_MOUNTED_CERTS") && v.Text("PROV_CERT") != "" {
+		return v.Reject("PROV_CERT", errors.New("with FILE_MOUNTED_CERTS the mounted files are used for the control "+
+			"plane, too; leave one of them out"))
 	}
-	if c.google() && !isPool(c.text("CA_ADDR")) {
-		reject("CA_ADDR", "the service is Google's Certificate Authority Service, as Mesh CA is no more: "+
-			"set it to a pool of that, projects/PROJECT/locations/LOCATION/caPools/POOL")
-	}
-	return errors.Join(bad...)
+	return nil
 }
 
 // header returns the metadata in variables with these names.
@@ -212,10 +192,4 @@ func (c *Config) header(names string) http.Header {
 func (c *Config) google() bool {
 	provider := c.text("CA_PROVIDER")
 	return provider == googleCA || provider == googleCAS || strings.Contains(c.text("CA_ADDR"), "googleapis.com")
-}
-
-// isPool reports whether an address is the name of a CA pool.
-func isPool(address string) bool {
-	parts := strings.Split(address, "/")
-	return len(parts) == 6 && parts[0] == "projects" && parts[2] == "locations" && parts[4] == "caPools"
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
-	"github.com/svidkit/svidkit/pki"
 )
 
 func TestDefaults(t *testing.T) {
@@ -23,12 +22,13 @@ func TestDefaults(t *testing.T) {
 	assert.Equal(t, 24*time.Hour, c.v.Duration("SECRET_TTL"))
 	assert.InDelta(t, 0.5, c.v.Ratio("SECRET_GRACE_PERIOD_RATIO"), 0)
 	assert.InDelta(t, 0.01, c.v.Ratio("SECRET_GRACE_PERIOD_RATIO_JITTER"), 0)
-	assert.Equal(t, pki.RSA2048, c.keyAlgorithm)
-	assert.Equal(t, "istiod.istio-system.svc:15012", c.discovery)
+	assert.Equal(t, "rsa-2048", c.keyAlgorithm)
+	assert.Equal(t, "istiod.istio-system.svc:15012", c.proxy.DiscoveryAddress)
 	assert.Equal(t, "socket", c.text("WORKLOAD_IDENTITY_SOCKET_FILE"))
-	assert.Equal(t, 5*time.Second, c.drain)
+	assert.Equal(t, duration(5*time.Second), c.proxy.TerminationDrainDuration)
 	assert.True(t, c.Envoy.XDS)
-	assert.Equal(t, "127.0.0.1:15004", c.debugAddress)
+	assert.True(t, c.v.Bool("PROXY_XDS_DEBUG_VIA_AGENT"))
+	assert.Equal(t, 15004, c.v.Int("PROXY_XDS_DEBUG_VIA_AGENT_PORT"))
 	assert.False(t, c.v.Bool("FILE_MOUNTED_CERTS"))
 	assert.False(t, c.inPod)
 	assert.False(t, c.v.Bool("PKCS8_KEY"))
@@ -77,27 +77,21 @@ func TestEnvironment(t *testing.T) {
 		{"roots", `CA_ROOT_CA=SYSTEM XDS_ROOT_CA=/x.pem PILOT_CERT_PROVIDER=k8s.io/example.org`, func(t *testing.T, c Config) {
 			assert.Equal(t, []string{"SYSTEM", "/x.pem", "k8s.io/example.org"}, []string{c.text("CA_ROOT_CA"), c.text("XDS_ROOT_CA"), c.text("PILOT_CERT_PROVIDER")})
 		}},
-		{"keys", `ECC_SIGNATURE_ALGORITHM=ECDSA`, func(t *testing.T, c Config) { assert.Equal(t, pki.ECDSAP256, c.keyAlgorithm) }},
-		{"larger keys", `ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384`, func(t *testing.T, c Config) { assert.Equal(t, pki.ECDSAP384, c.keyAlgorithm) }},
-		{"RSA", `WORKLOAD_RSA_KEY_SIZE=4096`, func(t *testing.T, c Config) { assert.Equal(t, pki.RSA4096, c.keyAlgorithm) }},
+		{"keys", `ECC_SIGNATURE_ALGORITHM=ECDSA`, func(t *testing.T, c Config) { assert.Equal(t, "ecdsa-p256", c.keyAlgorithm) }},
+		{"larger keys", `ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384`, func(t *testing.T, c Config) { assert.Equal(t, "ecdsa-p384", c.keyAlgorithm) }},
+		{"RSA", `WORKLOAD_RSA_KEY_SIZE=4096`, func(t *testing.T, c Config) { assert.Equal(t, "rsa-4096", c.keyAlgorithm) }},
 		{"at the end", `SECRET_GRACE_PERIOD_RATIO=0 SECRET_GRACE_PERIOD_RATIO_JITTER=0`, func(t *testing.T, c Config) {
 			assert.Zero(t, c.v.Ratio("SECRET_GRACE_PERIOD_RATIO"))
 			assert.Zero(t, c.v.Ratio("SECRET_GRACE_PERIOD_RATIO_JITTER"))
 		}},
 		{"at once", `SECRET_GRACE_PERIOD_RATIO=1`, func(t *testing.T, c Config) { assert.InDelta(t, 1, c.v.Ratio("SECRET_GRACE_PERIOD_RATIO"), 0) }},
 		{"proxy config", `PROXY_CONFIG={"discoveryAddress":"cp.example.org:15010","configPath":"/x","controlPlaneAuthPolicy":"NONE","concurrency":2}`, func(t *testing.T, c Config) {
-			assert.Equal(t, "cp.example.org:15010", c.discovery)
+			assert.Equal(t, "cp.example.org:15010", c.proxy.DiscoveryAddress)
 			assert.Equal(t, "/x", c.Envoy.Dir)
-			assert.True(t, c.xdsPlaintext)
+			assert.Equal(t, "NONE", c.proxy.ControlPlaneAuthPolicy)
 		}},
-		{"mutual", `PROXY_CONFIG={"controlPlaneAuthPolicy":"MUTUAL_TLS"}`, func(t *testing.T, c Config) { assert.False(t, c.xdsPlaintext) }},
 		{"no proxy", `PROXY_XDS_VIA_AGENT=false`, func(t *testing.T, c Config) {
 			assert.False(t, c.Envoy.XDS)
-			assert.Empty(t, c.debugAddress)
-		}},
-		{"no debugging", `PROXY_XDS_DEBUG_VIA_AGENT=false`, func(t *testing.T, c Config) { assert.Empty(t, c.debugAddress) }},
-		{"debugging elsewhere", `PROXY_XDS_DEBUG_VIA_AGENT_PORT=15099`, func(t *testing.T, c Config) {
-			assert.Equal(t, "127.0.0.1:15099", c.debugAddress)
 		}},
 		{"tokens for the API server", `JWT_POLICY=first-party-jwt`, func(t *testing.T, c Config) {
 			require.Len(t, c.notes, 1)
@@ -129,11 +123,13 @@ func TestEnvironment(t *testing.T) {
 			assert.False(t, c.text("COMPLIANCE_POLICY") == "fips-140-2")
 		}},
 		{"no Envoy", `DISABLE_ENVOY=true`, func(t *testing.T, c Config) { assert.True(t, c.Envoy.Disabled) }},
-		{"drain by the proxy's configuration", `MINIMUM_DRAIN_DURATION=30s PROXY_CONFIG={"terminationDrainDuration":"2s"}`, func(t *testing.T, c Config) { assert.Equal(t, 2*time.Second, c.drain) }},
+		{"drain by the proxy's configuration", `MINIMUM_DRAIN_DURATION=30s PROXY_CONFIG={"terminationDrainDuration":"2s"}`, func(t *testing.T, c Config) {
+			assert.Equal(t, duration(2*time.Second), c.proxy.TerminationDrainDuration)
+		}},
 		{"Envoy", `PROXY_CONFIG={"concurrency":3,"drainDuration":"7s","statusPort":0,"proxyAdminPort":15001,"binaryPath":"/b","serviceCluster":"c"} ISTIO_CPU_LIMIT=2 ENVOY_STATUS_PORT=15121`,
 			func(t *testing.T, c Config) {
 				e := c.Envoy
-				assert.Equal(t, []any{3, 7 * time.Second, 0, 15001, 15121, 15090, "/b", "c"}, []any{e.Concurrency, e.DrainTime, e.StatusPort, e.AdminPort, c.v.Int("ENVOY_STATUS_PORT"), c.v.Int("ENVOY_PROMETHEUS_PORT"), e.Path, e.cluster})
+				assert.Equal(t, []any{3, 7 * time.Second, 0, 15001, 15121, 15090, "/b", "c"}, []any{e.Concurrency, e.DrainTime, e.StatusPort, e.AdminPort, c.v.Int("ENVOY_STATUS_PORT"), c.v.Int("ENVOY_PROMETHEUS_PORT"), e.Path, c.proxy.ServiceCluster})
 			}},
 		{"processors", `ISTIO_CPU_LIMIT=2`, func(t *testing.T, c Config) { assert.Equal(t, 2, c.Envoy.Concurrency) }},
 		{"without effect", `DNS_PROXY_ADDR=x HOST_IP=10.0.0.2 TERMINATION_DRAIN_DURATION_SECONDS=7 ISTIO_BOOTSTRAP_OVERRIDE=/x ISTIO_BOOTSTRAP=/x BOOTSTRAP_XDS_AGENT=true PROXY_CONFIG={"holdApplicationUntilProxyStarts":true,"proxyMetadata":{"A":"b"},"tracing":{},"future":1}`, func(t *testing.T, c Config) {
@@ -145,7 +141,7 @@ func TestEnvironment(t *testing.T) {
 		}},
 		{"FIPS", `COMPLIANCE_POLICY=fips-140-2`, func(t *testing.T, c Config) { assert.True(t, c.text("COMPLIANCE_POLICY") == "fips-140-2") }},
 		{"drain", `MINIMUM_DRAIN_DURATION=1m WORKLOAD_IDENTITY_SOCKET_FILE=other.sock`, func(t *testing.T, c Config) {
-			assert.Equal(t, time.Minute, c.drain)
+			assert.Equal(t, duration(time.Minute), c.proxy.TerminationDrainDuration)
 			assert.Equal(t, "other.sock", c.text("WORKLOAD_IDENTITY_SOCKET_FILE"))
 		}},
 	} {
@@ -166,7 +162,7 @@ func TestBadEnvironment(t *testing.T) {
 		"WORKLOAD_RSA_KEY_SIZE=big", "ECC_SIGNATURE_ALGORITHM=ED25519", "ECC_CURVE=P521", "COMPLIANCE_POLICY=pq", "PKCS8_KEY=yes", "JWT_POLICY=none",
 		"WORKLOAD_IDENTITY_SOCKET_FILE=a/b", "WORKLOAD_IDENTITY_SOCKET_FILE=..", "PROXY_CONFIG=[]", "PROXY_CONFIG=concurrency: many", "PROXY_CONFIG=drainDuration: 5",
 		"PROXY_CONFIG=terminationDrainDuration: -1s", "PROXY_CONFIG=statusPort: 70000", "ENVOY_STATUS_PORT=70000", "ENVOY_STATUS_PORT=0",
-		"MINIMUM_DRAIN_DURATION=5", "CA_ADDR=privateca.googleapis.com", "CA_ROOT_CA=a\x00b",
+		"MINIMUM_DRAIN_DURATION=5", "CA_ROOT_CA=a\x00b",
 		"PROXY_XDS_DEBUG_VIA_AGENT=maybe", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=0", "PROXY_XDS_DEBUG_VIA_AGENT_PORT=65536",
 	} {
 		_, err := FromEnvironment([]string{line})
@@ -181,8 +177,6 @@ func TestBadEnvironment(t *testing.T) {
 	_, err = FromEnvironment([]string{"OUTPUT_CERT=/x", "OUTPUT_CERTS=/y"})
 	require.ErrorContains(t, err, "OUTPUT_CERTS names another directory")
 	require.ErrorContains(t, must.Err(FromEnvironment([]string{"PROXY_CONFIG=a: 1\nb: [\n"})), "line 2:")
-	_, err = FromEnvironment([]string{"CA_PROVIDER=GoogleCA", "CA_ADDR=meshca.googleapis.com:443"})
-	require.ErrorContains(t, err, "caPools/POOL")
 
 	_, err = FromEnvironment([]string{"SECRET_TTL=x", "ECC_CURVE=y", "TRUST_DOMAIN=Z"})
 	assert.Len(t, strings.Split(err.Error(), "\n"), 3, "all of them at once")

@@ -52,25 +52,12 @@ type Envoy struct {
 
 	// Concurrency is the number of threads: concurrency, or ISTIO_CPU_LIMIT. 0 means one for each processor.
 	Concurrency int
-
-	cluster     string
-	proxyConfig map[string]any // for the metadata of the node
 }
 
-// proxyFields are the fields of PROXY_CONFIG that have an effect, and others that an operator may try, with the
-// reason why they have none.
-var proxyFields = map[string]string{
-	"discoveryAddress": "", "configPath": "", "controlPlaneAuthPolicy": "", "serviceCluster": "",
-	"terminationDrainDuration": "",
-	"statusPort":               "", "proxyAdminPort": "",
-	"binaryPath": "", "customConfigFile": "", "drainDuration": "", "concurrency": "",
-
-	"proxyMetadata": "the injector has written it into the environment; on a machine, set its " +
-		"variables there",
-	"holdApplicationUntilProxyStarts": "the injector has used it, for a hook that runs wait",
-	"readinessProbe":                  "the health of a machine's application is not reported",
-	"caCertificatesPem":               "in ROOTCA a root of another mesh would vouch for every name of this one",
-	"privateKeyProvider":              "private keys are given to Envoy itself",
+// proxyFields are the fields of PROXY_CONFIG that have an effect.
+var proxyFields = []string{
+	"discoveryAddress", "configPath", "controlPlaneAuthPolicy", "serviceCluster", "terminationDrainDuration",
+	"statusPort", "proxyAdminPort", "binaryPath", "customConfigFile", "drainDuration", "concurrency",
 }
 
 // proxyConfig has the fields of PROXY_CONFIG that are used.
@@ -82,7 +69,7 @@ type proxyConfig struct {
 	Concurrency                                  uint32
 	StatusPort, ProxyAdminPort                   uint16
 
-	all map[string]any
+	all map[string]any // for the metadata of the node
 }
 
 // duration is a duration in protobuf's JSON: seconds. The control plane is told it in the same form.
@@ -155,13 +142,11 @@ func (c *Config) remark(fields map[string]any, v *settings.Values) {
 		c.unused = append(c.unused, fmt.Sprintf("environment variable %s is not used: %s", row.Name, row.Doc))
 	}
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
-		why, known := proxyFields[name]
-		if right, slip := settings.Near(name, slices.Collect(maps.Keys(proxyFields))); slip {
+		if right, slip := settings.Near(name, proxyFields); slip {
 			c.notes = append(c.notes, fmt.Sprintf("PROXY_CONFIG: there is no field %.80q; there is %s", name, right))
-		} else if !known || why != "" {
-			why = cmp.Or(why, "nothing of it is in the bootstrap, though the injector may have used it; "+
-				"customConfigFile names another")
-			c.unused = append(c.unused, fmt.Sprintf("PROXY_CONFIG: the field %.80q is not used: %s", name, why))
+		} else if !slices.Contains(proxyFields, name) {
+			c.unused = append(c.unused, fmt.Sprintf("PROXY_CONFIG: the field %.80q is not used: nothing of it is in "+
+				"the bootstrap, though the injector may have used it; customConfigFile names another", name))
 		}
 	}
 }

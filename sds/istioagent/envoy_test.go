@@ -114,7 +114,7 @@ func TestEnvoyWithControlPlane(t *testing.T) {
 	p := newPlane(t)
 	write(t, root, "xds-root.pem", pki.MarshalCertificatesPEM(p.Certificate()))
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr+" XDS_ROOT_CA=xds-root.pem")
-	cfg.Envoy.XDS, cfg.discovery, cfg.debugAddress = true, p.Listener.Addr().String(), ""
+	cfg.Envoy.XDS, cfg.proxy.DiscoveryAddress = true, p.Listener.Addr().String()
 	a := start(t, cfg)
 	envoytest.Start(t, root, "envoy", bootstrap(t, a))
 	require.Eventually(t, func() bool {

@@ -59,6 +59,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -110,11 +111,11 @@ type Agent struct {
 	life lifecycle.Life
 	news renew.Signal
 	made time.Time
+	ran  atomic.Bool
 
 	mu      sync.Mutex // guards the rest
-	ran     bool
-	ready   time.Time // when it became ready; zero before
-	drained time.Time // when draining ends; zero before it begins
+	ready   time.Time  // when it became ready; zero before
+	drained time.Time  // when draining ends; zero before it begins
 	drains  chan struct{}
 	refused error // why there is no identity, until its source changes
 }
@@ -156,7 +157,7 @@ func New(cfg Config) (_ *Agent, err error) {
 			"until they expire")
 	}
 	if err := a.newXDS(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("control plane: %w", err)
 	}
 	return a, a.newHealth()
 }
@@ -273,23 +274,6 @@ func (a *Agent) newSecrets(src, roots sds.Source) error {
 	return nil
 }
 
-// newXDS creates the handler that forwards ADS to the control plane.
-func (a *Agent) newXDS() (err error) {
-	if !a.cfg.Envoy.XDS {
-		return nil
-	}
-	var secrets http.Handler
-	if a.secrets != nil {
-		secrets = a.secrets
-	}
-	if a.xds, err = a.cfg.newXDS(secrets); err != nil {
-		return fmt.Errorf("control plane: %w", err)
-	}
-	a.add("xds", a.xds, nil)
-	a.serve(a.cfg.xdsSocket(), a.xds)
-	return nil
-}
-
 func (a *Agent) add(name string, source report.Reporter, run func(context.Context) error) {
 	a.members = append(a.members, member{name, source, run})
 }
@@ -306,11 +290,7 @@ func (a *Agent) serve(path string, h http.Handler) {
 // drains (terminationDrainDuration in PROXY_CONFIG, or MINIMUM_DRAIN_DURATION); then it ends all streams, removes its
 // sockets, and Run returns nil. Calling it a second time is an error.
 func (a *Agent) Run(ctx context.Context) error {
-	a.mu.Lock()
-	ran := a.ran
-	a.ran = true
-	a.mu.Unlock()
-	if ran {
+	if a.ran.Swap(true) {
 		return errors.New("istioagent: run: an Agent runs once; make another one")
 	}
 	if err := a.life.Run(ctx, a.work); err != nil {
@@ -375,7 +355,7 @@ func (a *Agent) sayOrigin() {
 // listen opens the sockets and starts their servers.
 func (a *Agent) listen(start func(name string, run func(context.Context) error)) error {
 	c := &a.cfg
-	if a.xds != nil && c.grpcBootstrap != "" {
+	if a.xds != nil && c.text("GRPC_XDS_BOOTSTRAP") != "" {
 		if err := c.writeGRPC(); err != nil {
 			return fmt.Errorf("bootstrap for gRPC (GRPC_XDS_BOOTSTRAP): %w", err)
 		}
@@ -386,10 +366,10 @@ func (a *Agent) listen(start func(name string, run func(context.Context) error))
 		}
 		start("socket "+path, s.Run)
 	}
-	if a.xds == nil || c.debugAddress == "" {
+	if a.xds == nil || !c.v.Bool("PROXY_XDS_DEBUG_VIA_AGENT") {
 		return nil
 	}
-	l, err := net.Listen("tcp", c.debugAddress)
+	l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", c.v.Int("PROXY_XDS_DEBUG_VIA_AGENT_PORT")))
 	if err != nil {
 		return fmt.Errorf("debug requests (PROXY_XDS_DEBUG_VIA_AGENT_PORT is for another port): %w", err)
 	}
@@ -403,7 +383,7 @@ func (a *Agent) drain() (end time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.drained.IsZero() {
-		a.drained = time.Now().Add(a.cfg.drain)
+		a.drained = time.Now().Add(time.Duration(a.cfg.proxy.TerminationDrainDuration))
 		close(a.drains)
 		a.news.Notify()
 	}

@@ -112,7 +112,7 @@ func (c *control) root(t *testing.T) string {
 	return root
 }
 
-const pod = "TRUST_DOMAIN=example.org POD_NAMESPACE=shop SERVICE_ACCOUNT=web MINIMUM_DRAIN_DURATION=0s PROXY_XDS_VIA_AGENT=false ECC_SIGNATURE_ALGORITHM=ECDSA "
+const pod = "TRUST_DOMAIN=example.org POD_NAMESPACE=shop SERVICE_ACCOUNT=web MINIMUM_DRAIN_DURATION=0s PROXY_XDS_VIA_AGENT=false PROXY_XDS_DEBUG_VIA_AGENT=false ECC_SIGNATURE_ALGORITHM=ECDSA "
 
 // startAgent runs an Agent in the background, and waits until it is ready.
 func startAgent(ctx context.Context, cfg Config) (*Agent, error) {
@@ -124,7 +124,7 @@ func startAgent(ctx context.Context, cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.ran = true
+	a.ran.Store(true)
 	return lifecycle.Started(ctx, a, &a.life, a.work)
 }
 
@@ -708,7 +708,7 @@ func TestDrain(t *testing.T) {
 	c := newControl(t)
 	root := c.root(t)
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
-	cfg.drain = 300 * time.Millisecond
+	cfg.proxy.TerminationDrainDuration = duration(300 * time.Millisecond)
 	choice := must.Get(Choose(t.Context(), cfg))(t)
 	a := must.Get(New(choice))(t)
 	ctx, stop := context.WithCancel(t.Context())
@@ -725,7 +725,7 @@ func TestDrain(t *testing.T) {
 	code, _ := get(t, a, "/healthz/live")
 	assert.Equal(t, http.StatusOK, code)
 	require.NoError(t, <-done)
-	assert.GreaterOrEqual(t, time.Since(begun), cfg.drain)
+	assert.GreaterOrEqual(t, time.Since(begun), time.Duration(cfg.proxy.TerminationDrainDuration))
 	require.Eventually(t, func() bool { return c.open.Load() == 0 }, wait, 5*time.Millisecond, "it leaves no connection to the CA")
 	ended := make(chan error, 1)
 	go func() { ended <- a.Ready(context.Background()) }()
@@ -761,7 +761,7 @@ func TestOrders(t *testing.T) {
 	c := newControl(t)
 	root := c.root(t)
 	cfg := config(t, root, pod+"CA_ADDR="+c.addr)
-	cfg.drain = 300 * time.Millisecond
+	cfg.proxy.TerminationDrainDuration = duration(300 * time.Millisecond)
 	var log lines
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	choice := must.Get(Choose(t.Context(), cfg))(t)
@@ -812,7 +812,7 @@ func TestOrders(t *testing.T) {
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.Contains(t, text, "draining")
 	require.ErrorIs(t, a.Ready(t.Context()), spiffe.ErrNotReady)
-	time.Sleep(cfg.drain)
+	time.Sleep(time.Duration(cfg.proxy.TerminationDrainDuration))
 	require.NoError(t, must.Err(fetch(t, choice.Socket, "default")), "it has not ended")
 	select {
 	case err := <-done:
@@ -837,7 +837,7 @@ func TestQuit(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
 	cfg := config(t, c.root(t), pod+"CA_ADDR="+c.addr)
-	cfg.drain = 300 * time.Millisecond
+	cfg.proxy.TerminationDrainDuration = duration(300 * time.Millisecond)
 	a := start(t, cfg)
 	begun := time.Now()
 	code, _ := order(t, a, "/quitquitquit", nil)
@@ -848,7 +848,7 @@ func TestQuit(t *testing.T) {
 	}, wait, time.Millisecond)
 	require.NoError(t, must.Err(fetch(t, a.cfg.Socket, "default")), "a proxy that drains can still connect")
 	require.NoError(t, a.Close())
-	assert.GreaterOrEqual(t, time.Since(begun), cfg.drain)
+	assert.GreaterOrEqual(t, time.Since(begun), time.Duration(cfg.proxy.TerminationDrainDuration))
 	assert.NoFileExists(t, a.cfg.Socket)
 }
 
@@ -975,6 +975,8 @@ func TestBadConfig(t *testing.T) {
 		{"", "POD_NAMESPACE"},
 		{"POD_NAMESPACE=shop", "SERVICE_ACCOUNT"},
 		{"POD_NAMESPACE=a/b SERVICE_ACCOUNT=web", "POD_NAMESPACE"},
+		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web CA_PROVIDER=GoogleCA CA_ADDR=meshca.googleapis.com:443", `CA_ADDR "meshca.googleapis.com:443"`},
+		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web CA_ADDR=privateca.googleapis.com", "caPools/"},
 		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web", "CA_ROOT_CA"}, // there is no file with roots
 		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web PILOT_CERT_PROVIDER=none", "PILOT_CERT_PROVIDER is none"},
 		{"POD_NAMESPACE=shop SERVICE_ACCOUNT=web PILOT_CERT_PROVIDER=custom", "etc/certs/root-cert.pem"},

@@ -92,7 +92,7 @@ func TestPostQuantum(t *testing.T) {
 		write(t, root, "var/run/secrets/tokens/istio-token", []byte("good-token\n"))
 		write(t, root, "roots.pem", pki.MarshalCertificatesPEM(server.Certificate()))
 		cfg := config(t, root, environ+pod+"CA_ROOT_CA=roots.pem XDS_ROOT_CA=roots.pem CA_ADDR="+server.Listener.Addr().String())
-		cfg.Envoy.XDS, cfg.discovery = true, server.Listener.Addr().String()
+		cfg.Envoy.XDS, cfg.proxy.DiscoveryAddress = true, server.Listener.Addr().String()
 		a := must.Get(New(must.Get(Choose(t.Context(), cfg))(t)))(t)
 		ended := make(chan error, 1)
 		go func() { ended <- a.Run(t.Context()) }()

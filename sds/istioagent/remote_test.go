@@ -115,15 +115,15 @@ func TestControlPlane(t *testing.T) {
 	write(t, root, "xds-root.pem", pki.MarshalCertificatesPEM(p.Certificate()))
 	provisioned := spiffetest.NewCA(t, "example.org")
 	writeSVID(t, root, "prov", provisioned, provisioned.SVID("/ns/shop/sa/machine"))
-	cfg := config(t, root, `TRUST_DOMAIN=example.org POD_NAMESPACE=shop SERVICE_ACCOUNT=web MINIMUM_DRAIN_DURATION=0s ECC_SIGNATURE_ALGORITHM=ECDSA XDS_ROOT_CA={root}/xds-root.pem
-		PROV_CERT=prov CA_ROOT_CA=var/run/secrets/istio/root-cert.pem XDS_HEADER_X-One=1 ISTIO_META_CLUSTER_ID=c1 CA_ADDR=`+c.addr)
-	cfg.discovery = p.Listener.Addr().String()
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
-	cfg.debugAddress = l.Addr().String()
+	_, debug := must.Get2(net.SplitHostPort(l.Addr().String()))(t)
 	require.NoError(t, l.Close())
-	cfg.grpcBootstrap, cfg.outputCerts = "etc/grpc/bootstrap.json", "out"
+	cfg := config(t, root, `TRUST_DOMAIN=example.org POD_NAMESPACE=shop SERVICE_ACCOUNT=web MINIMUM_DRAIN_DURATION=0s ECC_SIGNATURE_ALGORITHM=ECDSA XDS_ROOT_CA={root}/xds-root.pem
+		GRPC_XDS_BOOTSTRAP=etc/grpc/bootstrap.json OUTPUT_CERTS=out PROXY_XDS_DEBUG_VIA_AGENT_PORT=`+debug+`
+		PROV_CERT=prov CA_ROOT_CA=var/run/secrets/istio/root-cert.pem XDS_HEADER_X-One=1 ISTIO_META_CLUSTER_ID=c1 CA_ADDR=`+c.addr)
+	cfg.proxy.DiscoveryAddress = p.Listener.Addr().String()
 	a := start(t, cfg)
-	data := must.Get(os.ReadFile(filepath.Join(root, cfg.grpcBootstrap)))(t)
+	data := must.Get(os.ReadFile(filepath.Join(root, "etc/grpc/bootstrap.json")))(t)
 	var grpc struct {
 		Servers []struct {
 			URI string `json:"server_uri"`
@@ -145,7 +145,7 @@ func TestControlPlane(t *testing.T) {
 	svid := must.Get(a.identity.SVID())(t)
 	assert.Equal(t, svid.Leaf().SerialNumber.String(), serial(t, watch(t, socket, "default")()))
 
-	resp := must.Get(http.Get("http://" + cfg.debugAddress + "/debug/syncz"))(t)
+	resp := must.Get(http.Get("http://127.0.0.1:" + debug + "/debug/syncz"))(t)
 	require.NoError(t, resp.Body.Close())
 	assert.Equal(t, http.StatusServiceUnavailable, resp.StatusCode, "no Envoy is connected")
 	_, text := get(t, a, "/metrics")
@@ -164,7 +164,7 @@ func TestFakeCA(t *testing.T) {
 	public := spiffetest.NewCA(t, "example.net") // vouches for servers alone
 	write(t, root, "root.pem", append(authority.Bundle().MarshalPEM(), public.Bundle().MarshalPEM()...))
 	cfg := config(t, root, pod+"CA_ROOT_CA={root}/root.pem ISTIOD_SAN=localhost SECRET_TTL=1h")
-	cfg.discovery = fake.Endpoint().URL[len("https://"):]
+	cfg.proxy.DiscoveryAddress = fake.Endpoint().URL[len("https://"):]
 	fake.Drop()
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
@@ -192,7 +192,7 @@ func TestIntermediateEnds(t *testing.T) {
 	write(t, root, "var/run/secrets/tokens/istio-token", []byte(must.Get(fake.Endpoint().Token(t.Context()))(t)))
 	write(t, root, "root.pem", append(authority.Bundle().MarshalPEM(), spiffetest.NewCA(t, "example.net").Bundle().MarshalPEM()...))
 	cfg := config(t, root, pod+"CA_ROOT_CA={root}/root.pem ISTIOD_SAN=localhost SECRET_TTL=1h")
-	cfg.discovery = fake.Endpoint().URL[len("https://"):]
+	cfg.proxy.DiscoveryAddress = fake.Endpoint().URL[len("https://"):]
 	a := start(t, cfg)
 	fake.Drop()
 	require.Greater(t, time.Until(must.Get(a.identity.SVID())(t).NotAfter()), 30*time.Minute)
@@ -291,7 +291,7 @@ func TestRoots(t *testing.T) {
 				require.NoError(t, os.Remove(filepath.Join(root, missing)))
 			}
 			cfg := config(t, root, strings.Replace(pod, "PROXY_XDS_VIA_AGENT=false", "", 1)+"CA_ADDR="+c.addr+" "+test.environ)
-			cfg.discovery, cfg.debugAddress = p.Listener.Addr().String(), ""
+			cfg.proxy.DiscoveryAddress = p.Listener.Addr().String()
 			a := run(t, cfg)
 			if test.ca == "" {
 				require.Eventually(t, func() bool {
@@ -377,8 +377,8 @@ func TestGRPCBootstrapOfAnother(t *testing.T) {
 	}
 	c := newControl(t)
 	root := c.root(t)
-	cfg := config(t, root, `TRUST_DOMAIN=example.org POD_NAMESPACE=shop SERVICE_ACCOUNT=web ECC_SIGNATURE_ALGORITHM=ECDSA CA_ADDR=`+c.addr)
-	cfg.discovery, cfg.grpcBootstrap = c.addr, "theirs/bootstrap.json"
+	cfg := config(t, root, `TRUST_DOMAIN=example.org POD_NAMESPACE=shop SERVICE_ACCOUNT=web ECC_SIGNATURE_ALGORITHM=ECDSA GRPC_XDS_BOOTSTRAP=theirs/bootstrap.json CA_ADDR=`+c.addr)
+	cfg.proxy.DiscoveryAddress = c.addr
 	folder := filepath.Join(root, "theirs")
 	require.NoError(t, os.Mkdir(folder, 0o755))
 	require.NoError(t, os.Chown(folder, 65534, 65534))

@@ -2,7 +2,6 @@ package workloadagent
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -25,7 +24,7 @@ const anyAudience = "*"
 type rules struct {
 	workloads  []workload
 	identities map[spiffe.ID]*identity
-	outputs    map[output]*filesink.Sink
+	outputs    []*output
 }
 
 // workload is a rule: which processes get which identities.
@@ -57,14 +56,11 @@ type grant struct {
 	audiences []string
 }
 
-// output is a directory for the files of an identity. It is comparable.
+// output is a directory for the files of an identity.
 type output struct {
-	id            spiffe.ID
-	folder        string
-	split         bool // cert-chain.pem, key.pem and root-cert.pem, instead of the files of SPIFFE's draft
-	mode, keyMode fs.FileMode
-	// an object in JSON with the audiences of JWT-SVIDs by the names of their files; empty for none
-	tokens string
+	id     spiffe.ID
+	config filesink.Config // what the file says of it
+	sink   *filesink.Sink
 }
 
 // meets reports whether a process meets all selectors.
@@ -121,24 +117,20 @@ func (g grant) permits(audiences []string) bool {
 type parser struct {
 	*strictjson.Reader
 	rules
-	data  []byte
-	td    spiffe.TrustDomain
-	pods  bool // are known
-	files []output
-	err   error
+	data []byte
+	td   spiffe.TrustDomain
+	pods bool // are known
+	err  error
 }
 
 func parse(data []byte, td spiffe.TrustDomain, pods bool) (*rules, error) {
 	p := &parser{Reader: strictjson.NewReader(data), data: data, td: td, pods: pods,
-		rules: rules{identities: map[spiffe.ID]*identity{}, outputs: map[output]*filesink.Sink{}}}
+		rules: rules{identities: map[spiffe.ID]*identity{}}}
 	p.object("the file", members{"workloads": func() { p.array("workloads", p.workload) }})
 	if e, ok := errors.AsType[*strictjson.Error](p.End()); ok {
 		p.err = nil // it may be about members missing after that
 		p.fail(e.Offset, "%s; see that it is JSON: names and texts in double quotes, commas between, none after "+
 			"the last, no comments", e.Reason)
-	}
-	for _, o := range p.files {
-		p.outputs[o] = nil
 	}
 	return &p.rules, p.err
 }
@@ -231,14 +223,14 @@ func (p *parser) mode(name string) fs.FileMode {
 
 func (p *parser) workload() {
 	var w workload
-	at, before := p.Offset(), len(p.files)
+	at, before := p.Offset(), len(p.outputs)
 	p.object("a workload", members{
 		"match":      func() { w.match = p.match() },
 		"identities": func() { p.array("identities", func() { w.grants = append(w.grants, p.identity(w.grants)) }) },
 	})
 	if len(w.grants) == 0 {
 		p.fail(at, "the workload has no identities: add at least one")
-	} else if w.match == nil && len(p.files) == before {
+	} else if w.match == nil && len(p.outputs) == before {
 		p.fail(at, "the workload has neither a match nor files, so that nothing gets its identities: add one")
 	}
 	p.workloads = append(p.workloads, w)
@@ -271,7 +263,7 @@ func (p *parser) match() *match {
 }
 
 func (p *parser) identity(others []grant) (g grant) {
-	at, before := p.Offset(), len(p.files)
+	at, before := p.Offset(), len(p.outputs)
 	p.object("an identity", members{
 		"id": func() { g.id = p.id(others) },
 		"hint": func() {
@@ -290,8 +282,8 @@ func (p *parser) identity(others []grant) (g grant) {
 	if g.id.IsZero() {
 		p.fail(at, "the identity has no id")
 	}
-	for i := range p.files[before:] {
-		p.files[before+i].id = g.id
+	for _, o := range p.outputs[before:] {
+		o.id = g.id
 	}
 	p.identities[g.id] = nil
 	return g
@@ -327,24 +319,18 @@ func (p *parser) texts(name, want string, value form) map[string]string {
 	return all
 }
 
-// tokens reads the audiences of files.
-func (p *parser) tokens() string {
-	text, _ := json.Marshal(p.texts("tokens", "the audience for the name of each file", anyForm))
-	return string(text)
-}
-
 func (p *parser) output() {
-	var o output
+	c := filesink.Config{Delivery: true}
 	at := p.Offset()
 	p.object("files", members{
-		"folder":   func() { o.folder = p.text("folder", pathForm) },
-		"layout":   func() { o.split = p.text("layout", layoutForm) == "split" },
-		"mode":     func() { o.mode = p.mode("mode") },
-		"key_mode": func() { o.keyMode = p.mode("key_mode") },
-		"tokens":   func() { o.tokens = p.tokens() },
+		"folder":   func() { c.Dir = p.text("folder", pathForm) },
+		"layout":   func() { c.Delivery = p.text("layout", layoutForm) == "delivery" },
+		"mode":     func() { c.Mode = p.mode("mode") },
+		"key_mode": func() { c.KeyMode = p.mode("key_mode") },
+		"tokens":   func() { c.Tokens = p.texts("tokens", "the audience for the name of each file", anyForm) },
 	})
-	if o.folder == "" || slices.ContainsFunc(p.files, func(other output) bool { return other.folder == o.folder }) {
+	if c.Dir == "" || slices.ContainsFunc(p.outputs, func(o *output) bool { return o.config.Dir == c.Dir }) {
 		p.fail(at, "the files need a directory, to which no other identity is written")
 	}
-	p.files = append(p.files, o)
+	p.outputs = append(p.outputs, &output{config: c})
 }

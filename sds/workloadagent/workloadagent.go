@@ -70,7 +70,6 @@ package workloadagent
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -78,6 +77,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -260,15 +260,13 @@ func (a *Agent) take(_ context.Context, files follow.Files) error {
 			err = cmp.Or(err, a.owner.Add(id))
 		}
 	}
-	for o := range next.outputs {
-		var failed error
-		if o.tokens != "" && a.cfg.IssueJWTSVID == nil {
-			failed = fmt.Errorf("the directory %q is to have tokens, and the CA of this agent issues none: take "+
-				"them out", o.folder)
-		} else if next.outputs[o] = old.outputs[o]; next.outputs[o] == nil {
-			next.outputs[o], failed = filesink.New(o.config(next.identities[o.id], &a.cfg))
+	for _, o := range next.outputs {
+		same := func(had *output) bool { return had.id == o.id && reflect.DeepEqual(had.config, o.config) }
+		if at := slices.IndexFunc(old.outputs, same); at >= 0 {
+			o.sink = old.outputs[at].sink
+		} else {
+			err = cmp.Or(err, a.newSink(o, next.identities[o.id]))
 		}
-		err = cmp.Or(err, failed)
 	}
 	if err != nil {
 		a.leave(next, old)
@@ -314,7 +312,7 @@ func (a *Agent) work(ctx context.Context) error {
 		wg.Go(func() { a.pods.Run(ctx) })
 		news = a.pods.Keeper.News.Changed()
 	}
-	writing := map[output]*filesink.Sink{}
+	writing := map[*filesink.Sink]bool{}
 	var bundles *spiffe.BundleSet
 	for ctx.Err() == nil {
 		woken, changed := a.wake.Changed(), a.cfg.Source.Changed() // before looking, so that no change is missed
@@ -341,17 +339,17 @@ func (a *Agent) work(ctx context.Context) error {
 }
 
 // change replaces the running outputs by next: it closes outputs that are gone, and starts new ones.
-func change(writing, next map[output]*filesink.Sink, start func(*filesink.Sink)) {
-	for o, sink := range writing {
-		if next[o] != sink {
+func change(writing map[*filesink.Sink]bool, next []*output, start func(*filesink.Sink)) {
+	for sink := range writing {
+		if !slices.ContainsFunc(next, func(o *output) bool { return o.sink == sink }) {
 			_ = sink.Close() // before another Sink starts in its directory
-			delete(writing, o)
+			delete(writing, sink)
 		}
 	}
-	for o, sink := range next {
-		if writing[o] == nil {
-			writing[o] = sink
-			start(sink)
+	for _, o := range next {
+		if !writing[o.sink] {
+			writing[o.sink] = true
+			start(o.sink)
 		}
 	}
 }
@@ -403,15 +401,19 @@ func (a *Agent) look(id spiffe.ID, one *identity) {
 	}
 }
 
-// config returns the configuration of the Sink.
-func (o output) config(from *identity, cfg *Config) filesink.Config {
-	c := filesink.Config{Source: from, Dir: o.folder, Delivery: !o.split, Mode: o.mode, KeyMode: o.keyMode,
-		Logger: cfg.Logger}
-	if o.tokens != "" {
-		_ = json.Unmarshal([]byte(o.tokens), &c.Tokens) // made by us
-		c.TokenSource = tokenSource{o.id, cfg.IssueJWTSVID}
+// newSink makes the Sink of an output.
+func (a *Agent) newSink(o *output, from *identity) (err error) {
+	c := o.config
+	c.Source, c.Logger = from, a.cfg.Logger
+	if c.Tokens != nil {
+		if a.cfg.IssueJWTSVID == nil {
+			return fmt.Errorf("the directory %q is to have tokens, and the CA of this agent issues none: take "+
+				"them out", c.Dir)
+		}
+		c.TokenSource = tokenSource{o.id, a.cfg.IssueJWTSVID}
 	}
-	return c
+	o.sink, err = filesink.New(c)
+	return err
 }
 
 // tokenSource supplies the JWT-SVIDs of an identity.
@@ -533,8 +535,8 @@ func (a *Agent) Report() report.Report {
 	}
 	slices.SortFunc(r.Problems, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	r.Problems = r.Problems[:min(len(r.Problems), 10)]
-	for _, sink := range current.outputs {
-		r.Upstreams = append(r.Upstreams, sink.Report().Upstreams...)
+	for _, o := range current.outputs {
+		r.Upstreams = append(r.Upstreams, o.sink.Report().Upstreams...)
 	}
 	slices.SortFunc(r.Upstreams[1:], func(a, b report.Upstream) int { return strings.Compare(a.Name, b.Name) })
 	r.Metrics = func(w io.Writer) error { return cmp.Or(workload.Metrics(w), secrets.Metrics(w), a.metrics.Write(w)) }

@@ -436,7 +436,7 @@ func TestFromAgent(t *testing.T) {
 	require.Equal(t, "/web", told(u))
 	require.NotEqual(t, first.Identities[0].SVID.Leaf(), u.Identities[0].SVID.Leaf())
 	_, err := p.client().FetchJWTSVIDs(t.Context(), spiffe.ID{}, "db")
-	require.ErrorIs(t, err, workloadapi.ErrUnimplemented)
+	require.ErrorIs(t, err, errors.ErrUnsupported)
 	api.Deny()
 	require.Eventually(t, func() bool { return errors.Is(next(t, errs), workloadapi.ErrDenied) }, passing, often, "it is taken back")
 }

@@ -99,7 +99,7 @@ func identity(authority *ca.Authority, name string) *spiffe.SVID {
 	if err != nil {
 		log.Fatal(err)
 	}
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -204,7 +204,7 @@ func New(cfg Config) (*Sink, error) {
 	}
 	if cfg.KeyMode&0o004 != 0 {
 		s.log.Info("filesink: all users that can enter the directory can read the private key, by Config.KeyMode",
-			slog.String("folder", cfg.Dir))
+			slog.String("dir", cfg.Dir))
 	}
 	return s, nil
 }
@@ -486,17 +486,17 @@ func (s *Sink) note(ctx context.Context, svid *spiffe.SVID, changed bool, err, t
 	if tokens != nil && before.tokens == nil && ctx.Err() == nil {
 		s.log.LogAttrs(ctx, slog.LevelWarn,
 			"filesink: not all JWT-SVIDs could be fetched, and their files stay as they are",
-			slog.String("folder", s.cfg.Dir), slog.Any("err", tokens))
+			slog.String("dir", s.cfg.Dir), slog.Any("err", tokens))
 	}
 	switch {
 	case errors.Is(err, spiffe.ErrNotReady) && !before.Ready: // normal during a start
 		s.log.LogAttrs(ctx, slog.LevelDebug, "filesink: the source is not ready yet",
-			slog.String("folder", s.cfg.Dir), slog.Any("err", err))
+			slog.String("dir", s.cfg.Dir), slog.Any("err", err))
 	case err != nil && (before.Err == nil || before.Err.Error() != err.Error()):
 		s.log.LogAttrs(ctx, slog.LevelWarn, "filesink: the files could not be written",
-			slog.String("folder", s.cfg.Dir), slog.Any("err", err))
+			slog.String("dir", s.cfg.Dir), slog.Any("err", err))
 	case err == nil && (changed || before.Err != nil):
-		s.log.LogAttrs(ctx, slog.LevelInfo, "filesink: the files are current", slog.String("folder", s.cfg.Dir),
+		s.log.LogAttrs(ctx, slog.LevelInfo, "filesink: the files are current", slog.String("dir", s.cfg.Dir),
 			slog.Bool("written", changed),
 			slog.String("id", svid.ID().String()), slog.Time("not_after", svid.NotAfter()))
 	}

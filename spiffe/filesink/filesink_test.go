@@ -100,7 +100,7 @@ func TestTraditionalKey(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-9.2-18")
 	ca := spiffetest.NewCA(t, "example.org")
-	for algorithm, name := range map[pki.KeyAlgorithm]string{pki.ECDSAP384: "EC PRIVATE KEY", pki.RSA2048: "RSA PRIVATE KEY", pki.Ed25519: "PRIVATE KEY"} {
+	for algorithm, name := range map[string]string{"ecdsa-p384": "EC PRIVATE KEY", "rsa-2048": "RSA PRIVATE KEY", "ed25519": "PRIVATE KEY"} {
 		key := must.Get(pki.NewKey(algorithm))(t)
 		src := newKeyed(t, ca, key)
 		for _, traditional := range []bool{false, true} {
@@ -145,7 +145,7 @@ func TestRotation(t *testing.T) {
 			var log diary
 			cfg := reads(dir)
 			cfg.Logger = log.logger()
-			cfg.Bundles = append(cfg.Bundles, filesource.BundleFile{Path: filepath.Join(dir, "bundles.json"), Format: filesource.Map})
+			cfg.Bundles = append(cfg.Bundles, filesource.BundleFile{Path: filepath.Join(dir, "bundles.json"), Map: true})
 			reader := must.Get(filesource.Start(t.Context(), cfg))(t)
 			defer reader.Close()
 			require.Equal(t, 2, reader.Bundles().Len())

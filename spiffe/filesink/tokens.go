@@ -43,8 +43,8 @@ func (s *Sink) identity() string {
 	return svid.ID().String()
 }
 
-// fetchTokens fetches the tokens that are due: when half of their life is over, and when the identity has changed. It
-// returns how long to wait, and why not all tokens are as they should be. If a fetch fails, the old token stays.
+// fetchTokens fetches the tokens that are due: when half of their life is over, and when they are not for the identity.
+// It returns how long to wait, and why not all tokens are as they should be. If a fetch fails, the old token stays.
 // writing is held.
 func (s *Sink) fetchTokens(ctx context.Context) (wait time.Duration, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, tokenWait,
@@ -56,7 +56,7 @@ func (s *Sink) fetchTokens(ctx context.Context) (wait time.Duration, err error) 
 	id := s.identity()
 	var fetching sync.WaitGroup
 	for name, t := range s.tokens {
-		if t.asked != id || !time.Now().Before(t.due) {
+		if !t.of(id) && t.asked != id || !time.Now().Before(t.due) {
 			// all at once: a fetch that hangs does not delay the others
 			fetching.Go(func() { s.renew(ctx, t, id, s.cfg.Tokens[name]) })
 		}

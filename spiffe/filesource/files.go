@@ -1,6 +1,7 @@
 package filesource
 
 import (
+	"bytes"
 	"context"
 	"crypto"
 	"crypto/x509"
@@ -58,7 +59,7 @@ func (f *files) take(ctx context.Context, read follow.Files) error {
 	td := f.trustDomain(next)
 	stranger := next != nil && next.ID().TrustDomain() != td // judge refuses it
 	for i, b := range f.of {
-		if stranger && b.Format != Map && b.TrustDomain.IsZero() {
+		if stranger && !b.Map && b.TrustDomain.IsZero() {
 			continue // the bundles beside it may be for its trust domain
 		}
 		if err := f.readPart(&f.parts[i], b, td, read); err != nil {
@@ -184,11 +185,11 @@ func (f *files) readPart(p *part, b BundleFile, td spiffe.TrustDomain, read foll
 	}
 	if !b.TrustDomain.IsZero() {
 		td = b.TrustDomain
-	} else if b.Format != Map && td.IsZero() {
+	} else if !b.Map && td.IsZero() {
 		return fmt.Errorf("filesource: %s waits for the certificate, which says the trust domain", b.Path)
 	}
 	next := part{read: true}
-	if next.bundles, err = parse(b.Format, td, data); err != nil {
+	if next.bundles, err = f.parse(b, td, data); err != nil {
 		return fmt.Errorf("filesource: %s: %w", b.Path, err)
 	}
 	for i, n := range next.bundles {
@@ -214,21 +215,25 @@ func (f *files) readPart(p *part, b BundleFile, td spiffe.TrustDomain, read foll
 }
 
 // parse returns the bundles in a file.
-func parse(format Format, td spiffe.TrustDomain, data []byte) ([]*spiffe.Bundle, error) {
-	if format == Map {
+func (f *files) parse(b BundleFile, td spiffe.TrustDomain, data []byte) ([]*spiffe.Bundle, error) {
+	read := spiffe.ParseBundlePEM
+	switch {
+	case b.Map:
 		set, err := spiffe.ParseBundleMap(data)
 		if err != nil {
 			return nil, err
 		}
 		return slices.Collect(set.All()), nil
+	case b.JWKS:
+		read = spiffe.ParseJWKS
+	case bytes.HasPrefix(bytes.TrimSpace(data), []byte("{")) && f.source.cfg.Folder == "": // a folder has PEM alone
+		read = spiffe.ParseBundle
 	}
-	read := map[Format]func(spiffe.TrustDomain, []byte) (*spiffe.Bundle, error){PEM: spiffe.ParseBundlePEM,
-		Document: spiffe.ParseBundle, JWKS: spiffe.ParseJWKS}[format]
-	b, err := read(td, data)
+	bundle, err := read(td, data)
 	if err != nil {
 		return nil, err
 	}
-	return []*spiffe.Bundle{b}, nil
+	return []*spiffe.Bundle{bundle}, nil
 }
 
 // bundles returns the bundles of all files, and errors for skipped entries. Unchanged bundles are the same values as
@@ -320,7 +325,7 @@ func (f *files) judge(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.Tim
 			"Config.ID", svid.ID())
 	}
 	for i, b := range f.of {
-		if mayHave := b.Format == Map || b.TrustDomain.IsZero() || b.TrustDomain == td; mayHave && !f.parts[i].read {
+		if mayHave := b.Map || b.TrustDomain.IsZero() || b.TrustDomain == td; mayHave && !f.parts[i].read {
 			return fmt.Errorf("the certificate of %q cannot be verified without %s", svid.ID(), b.Path)
 		}
 	}

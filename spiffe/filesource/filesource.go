@@ -17,9 +17,9 @@
 //	a credential folder               Folder, or no Config and the environment variable SPIFFE_CREDENTIAL_FOLDER
 //	Kubernetes PodCertificate         CertFile credentialbundle.pem (its credentialBundlePath), no KeyFile
 //	Kubernetes ClusterTrustBundle     Bundles {Path: trust-bundle.pem, TrustDomain: …}
-//	a SPIFFE bundle document          Bundles {Path: …, Format: Document, TrustDomain: …}
-//	a bundle map                      Bundles {Path: …, Format: Map}
-//	the keys of an OIDC issuer        Bundles {Path: …, Format: JWKS, TrustDomain: …}
+//	a SPIFFE bundle document          Bundles {Path: …, TrustDomain: …}
+//	a bundle map                      Bundles {Path: …, Map: true}
+//	the keys of an OIDC issuer        Bundles {Path: …, JWKS: true, TrustDomain: …}
 //
 // The draft SPIFFE Filesystem Delivery (spiffe/spiffe#376) defines the credential folder; volumes of Kubernetes 1.37
 // can have its form: see package podcert.
@@ -125,28 +125,22 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// BundleFile is a file with trust bundles.
+// BundleFile is a file with trust bundles: CA certificates in PEM as of [spiffe.ParseBundlePEM], or, if it begins with
+// {, a SPIFFE bundle document as of [spiffe.ParseBundle], unless a field says that it is something else.
 type BundleFile struct {
 	// Path is the path of the file.
 	Path string
 
-	// Format is the format of the file. Zero means PEM.
-	Format Format
+	// Map says that the file has the bundle documents of many trust domains; see [spiffe.ParseBundleMap].
+	Map bool
+
+	// JWKS says that the file has the keys of an issuer of tokens, for JWT-SVIDs; see [spiffe.ParseJWKS].
+	JWKS bool
 
 	// TrustDomain is the trust domain of the bundle. Zero means the trust domain of the identity. It must be zero for
 	// a Map, which names its trust domains itself.
 	TrustDomain spiffe.TrustDomain
 }
-
-// Format is the form of a [BundleFile].
-type Format int
-
-const (
-	PEM      Format = iota // CA certificates in PEM; see [spiffe.ParseBundlePEM]
-	Document               // a SPIFFE bundle document; see [spiffe.ParseBundle]
-	Map                    // the bundle documents of many trust domains; see [spiffe.ParseBundleMap]
-	JWKS                   // the keys of an issuer of tokens, for JWT-SVIDs; see [spiffe.ParseJWKS]
-)
 
 // Source holds the current identity and bundles from the files. [New] and [Start] make one. Its methods are safe for
 // concurrent use. Those that read work before, during and after [Source.Run].
@@ -211,7 +205,7 @@ func New(cfg Config) (*Source, error) {
 	domains, size, total := map[spiffe.TrustDomain]bool{}, int64(maxPart), int64(maxTotal)
 	for _, b := range cfg.Bundles {
 		paths = append(paths, b.Path)
-		if b.Format == Map {
+		if b.Map {
 			size, total = maxMap, maxTotal+maxMap
 		} else {
 			domains[b.TrustDomain] = true
@@ -246,11 +240,11 @@ func (s *Source) check() error {
 		switch {
 		case b.Path == "":
 			return fmt.Errorf("Config.Bundles[%d] has no Path", i)
-		case b.Format < PEM || b.Format > JWKS:
-			return fmt.Errorf("Config.Bundles[%d]: there is no Format(%d)", i, b.Format)
-		case b.Format == Map && !b.TrustDomain.IsZero():
+		case b.Map && b.JWKS:
+			return fmt.Errorf("Config.Bundles[%d] is a Map and a JWKS", i)
+		case b.Map && !b.TrustDomain.IsZero():
 			return fmt.Errorf("Config.Bundles[%d] is a Map, which names its trust domains, and has a TrustDomain", i)
-		case b.Format != Map && b.TrustDomain.IsZero() && cfg.CertFile == "":
+		case !b.Map && b.TrustDomain.IsZero() && cfg.CertFile == "":
 			return fmt.Errorf("Config.Bundles[%d] has no TrustDomain, and there is no CertFile whose trust "+
 				"domain could be meant: %w", i, spiffe.ErrZero)
 		case b.Path == cmp.Or(cfg.KeyFile, cfg.CertFile):

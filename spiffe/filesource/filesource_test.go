@@ -35,8 +35,7 @@ import (
 )
 
 var (
-	_ source.Source    = (*filesource.Source)(nil)
-	_ source.Federated = (*filesource.Source)(nil)
+	_ source.Source = (*filesource.Source)(nil)
 
 	_ = source.LastGoodConfig{Source: (*filesource.Source)(nil)}
 )
@@ -68,11 +67,11 @@ func TestLayouts(t *testing.T) {
 		"PodCertificate":      {"key-first.pem", "", []bundle{{Path: "ca.crt"}}, 1, map[spiffe.TrustDomain]int{td: 1}, nil},
 		"chain first, twice":  {"chain-first.pem", "chain-first.pem", []bundle{{Path: "ca.crt", TrustDomain: td}}, 1, map[spiffe.TrustDomain]int{td: 1}, nil},
 		"ClusterTrustBundle":  {"tls.crt", "tls.key", []bundle{{Path: "ca.crt"}, {Path: "partner.pem", TrustDomain: partner}}, 2, map[spiffe.TrustDomain]int{td: 1, partner: 2}, nil},
-		"a bundle document":   {"tls.crt", "tls.key", []bundle{{Path: "bundle.json", Format: filesource.Document}}, 1, map[spiffe.TrustDomain]int{td: 1}, nil},
-		"a bundle map":        {"tls.crt", "tls.key", []bundle{{Path: "map.json", Format: filesource.Map}}, 2, map[spiffe.TrustDomain]int{td: 1, partner: 1}, nil},
-		"roots and a JWK Set": {"tls.crt", "tls.key", []bundle{{Path: "ca.crt"}, {Path: "jwks.json", Format: filesource.JWKS}}, 1, map[spiffe.TrustDomain]int{td: 1}, map[spiffe.TrustDomain]int{td: 2}},
+		"a bundle document":   {"tls.crt", "tls.key", []bundle{{Path: "bundle.json"}}, 1, map[spiffe.TrustDomain]int{td: 1}, nil},
+		"a bundle map":        {"tls.crt", "tls.key", []bundle{{Path: "map.json", Map: true}}, 2, map[spiffe.TrustDomain]int{td: 1, partner: 1}, nil},
+		"roots and a JWK Set": {"tls.crt", "tls.key", []bundle{{Path: "ca.crt"}, {Path: "jwks.json", JWKS: true}}, 1, map[spiffe.TrustDomain]int{td: 1}, map[spiffe.TrustDomain]int{td: 2}},
 		"bundles only":        {"", "", []bundle{{Path: "partner.pem", TrustDomain: partner}}, 1, map[spiffe.TrustDomain]int{partner: 2}, nil},
-		"keys only":           {"", "", []bundle{{Path: "jwks.json", Format: filesource.JWKS, TrustDomain: partner}}, 1, nil, map[spiffe.TrustDomain]int{partner: 2}},
+		"keys only":           {"", "", []bundle{{Path: "jwks.json", JWKS: true, TrustDomain: partner}}, 1, nil, map[spiffe.TrustDomain]int{partner: 2}},
 		"no bundles":          {"tls.crt", "tls.key", nil, 0, nil, nil},
 		"twice the same":      {"tls.crt", "tls.key", []bundle{{Path: "ca.crt"}, {Path: "ca.crt", TrustDomain: td}}, 1, map[spiffe.TrustDomain]int{td: 1}, nil},
 	} {
@@ -149,9 +148,8 @@ func TestConfig(t *testing.T) {
 		"a KeyFile or Bundles beside it":              {Folder: "f", Bundles: []bundle{{Path: "b"}}},
 		"that of a trust domain and not":              {CertFile: "c", ID: td.ID()},
 		"Bundles[1] has no Path":                      {CertFile: "c", Bundles: []bundle{{Path: "b"}, {}}},
-		"there is no Format(7)":                       {CertFile: "c", Bundles: []bundle{{Path: "b", Format: 7}}},
-		"there is no Format(-1)":                      {CertFile: "c", Bundles: []bundle{{Path: "b", Format: -1}}},
-		"is a Map, which names":                       {CertFile: "c", Bundles: []bundle{{Path: "b", Format: filesource.Map, TrustDomain: td}}},
+		"is a Map and a JWKS":                         {CertFile: "c", Bundles: []bundle{{Path: "b", Map: true, JWKS: true}}},
+		"is a Map, which names":                       {CertFile: "c", Bundles: []bundle{{Path: "b", Map: true, TrustDomain: td}}},
 		"Bundles[0] has no TrustDomain":               {Bundles: []bundle{{Path: "b"}}},
 		"Bundles[0] is the file with the pr":          {CertFile: "c", Bundles: []bundle{{Path: "c"}}},
 	} {
@@ -535,7 +533,7 @@ func TestSequence(t *testing.T) {
 		return b
 	}
 	put(7, ca.Root())
-	cfg := filesource.Config{Bundles: []filesource.BundleFile{{Path: path, Format: filesource.Document, TrustDomain: partner}}}
+	cfg := filesource.Config{Bundles: []filesource.BundleFile{{Path: path, TrustDomain: partner}}}
 	s := start(t, cfg)
 	put(6, ca.Root(), newCA(t).Root())
 	awaitErr(t, s, "has the sequence number 6, and the one in force has 7")
@@ -574,8 +572,8 @@ func TestNotReady(t *testing.T) {
 			c.Bundles = append(c.Bundles, filesource.BundleFile{Path: "/none", TrustDomain: partner})
 		}, "/none"},
 		"roots without a CA":    {func(t *testing.T, dir string) { write(t, filepath.Join(dir, "ca.crt"), []byte("{}")) }, nil, "ca.crt"},
-		"an empty bundle":       {func(t *testing.T, dir string) { write(t, filepath.Join(dir, "ca.crt"), []byte(`{"keys":[]}`)) }, func(c *filesource.Config) { c.Bundles[0].Format = filesource.Document }, "no X.509 authority"},
-		"a map without the own": {func(t *testing.T, dir string) { write(t, filepath.Join(dir, "ca.crt"), []byte(`{"trust_domains":{}}`)) }, func(c *filesource.Config) { c.Bundles[0].Format = filesource.Map }, "set Config.ID"},
+		"an empty bundle":       {func(t *testing.T, dir string) { write(t, filepath.Join(dir, "ca.crt"), []byte(`{"keys":[]}`)) }, nil, "no X.509 authority"},
+		"a map without the own": {func(t *testing.T, dir string) { write(t, filepath.Join(dir, "ca.crt"), []byte(`{"trust_domains":{}}`)) }, func(c *filesource.Config) { c.Bundles[0].Map = true }, "set Config.ID"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -30,7 +30,7 @@ func FuzzFiles(f *testing.F) {
 		dir := t.TempDir()
 		paths := []string{"tls.crt", "tls.key", "ca.crt"}
 		cfg := layout(dir)
-		cfg.Bundles = append(cfg.Bundles, filesource.BundleFile{Path: filepath.Join(dir, "jwks"), Format: filesource.JWKS})
+		cfg.Bundles = append(cfg.Bundles, filesource.BundleFile{Path: filepath.Join(dir, "jwks"), JWKS: true})
 		s, take := filesource.Taking(t, cfg)
 		files := map[string][]byte{filepath.Join(dir, "jwks"): []byte(`{"keys":[]}`)}
 		for _, name := range paths {

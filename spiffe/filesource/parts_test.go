@@ -47,7 +47,7 @@ func TestTwoFilesOfOneDomain(t *testing.T) {
 	one, two := newCA(t), newCA(t)
 	k1, k2 := one.SVID("/a").Leaf().PublicKey, one.SVID("/b").Leaf().PublicKey
 	cfg := filesource.Config{Bundles: []filesource.BundleFile{
-		{Path: "one", Format: filesource.Document, TrustDomain: td}, {Path: "two", Format: filesource.Document, TrustDomain: td},
+		{Path: "one", TrustDomain: td}, {Path: "two", TrustDomain: td},
 	}}
 	s, take := filesource.Taking(t, cfg)
 	files := map[string][]byte{"one": document(t, one, 5, k1, 0), "two": document(t, two, 7, k1, 0)}
@@ -159,7 +159,7 @@ func TestNotes(t *testing.T) {
 	var d diary
 	cfg := layout("/run")
 	cfg.Logger = d.logger()
-	cfg.Bundles = []filesource.BundleFile{{Path: "bundle", Format: filesource.Document}}
+	cfg.Bundles = []filesource.BundleFile{{Path: "bundle"}}
 	_, take := filesource.Taking(t, cfg)
 	put := func(svid *spiffe.SVID, sequence uint64, unknown int) {
 		t.Helper()

@@ -28,7 +28,7 @@ var (
 
 func newKey(t testing.TB) crypto.PublicKey {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	return key.Public()
 }
 

@@ -22,7 +22,7 @@ import (
 // newIssuer returns an issuer and the bundle that verifies its tokens.
 func newIssuer(t testing.TB, td spiffe.TrustDomain, now func() time.Time) (*jwtsvid.Issuer, *spiffe.Bundle) {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	issuer := must.Get(jwtsvid.NewIssuer(td, "jwt-1", key, &jwtsvid.IssuerOptions{WideAudience: true, Now: now}))(t)
 	b := must.Get(spiffe.NewBundle(td, spiffe.BundleContents{JWTAuthorities: map[string]crypto.PublicKey{"jwt-1": key.Public()}}))(t)
 	return issuer, b

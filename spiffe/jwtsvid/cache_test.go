@@ -310,7 +310,7 @@ func TestCacheBadAnswers(t *testing.T) {
 	for want, edit := range map[string]func(*testing.T) func(string) string{
 		"the source gave something else: jwtsvid: token: malformed": func(*testing.T) func(string) string { return func(string) string { return "x" } },
 		`the source gave a token for "cache"`:                       func(t *testing.T) func(string) string { return other(t, jwtsvid.Request{Audience: []string{"cache"}}) },
-		`the source gave a token for "db", "cache"`: func(t *testing.T) func(string) string {
+		`the source gave a token for "db" "cache"`: func(t *testing.T) func(string) string {
 			return other(t, jwtsvid.Request{Audience: []string{"db", "cache"}})
 		},
 		"the source gave a token that ended at": func(t *testing.T) func(string) string {

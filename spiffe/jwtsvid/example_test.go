@@ -23,7 +23,7 @@ func authority(td string) (*jwtsvid.Issuer, *spiffe.Bundle, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		return nil, nil, err
 	}

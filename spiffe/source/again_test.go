@@ -204,31 +204,3 @@ func TestKeyThatCannotBeStored(t *testing.T) {
 		})
 	})
 }
-
-// A source of other trust domains may speak for those alone that it is asked for.
-func TestMergeOfWrongAnswers(t *testing.T) {
-	t.Parallel()
-	ca, third := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "third.test")
-	good := new(abroad)
-	good.put(t, spiffetest.NewCA(t, "partner.test").Bundle())
-	for name, sources := range map[string][]source.Federated{
-		"alone": {wrong{good, third.Bundle()}}, "first": {wrong{good, third.Bundle()}, good}, "last": {good, wrong{good, third.Bundle()}},
-	} {
-		m := must.Get(source.NewMerge(td, &flip{Source: ca.Source("/web")}, sources...))(t)
-		b, err := m.Bundle(partner)
-		if name == "alone" {
-			assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
-		} else if assert.NoError(t, err, name) {
-			assert.Equal(t, partner, b.TrustDomain(), name)
-		}
-		require.NoError(t, m.Close())
-	}
-}
-
-// wrong answers with the bundle of another trust domain.
-type wrong struct {
-	source.Federated
-	bundle *spiffe.Bundle
-}
-
-func (w wrong) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error) { return w.bundle, nil }

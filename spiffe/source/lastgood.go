@@ -43,7 +43,7 @@ type LastGoodConfig struct {
 	Identity bool
 
 	// BundlesOnly says that the live source has no identity, so that stored bundles are enough to be ready. The source
-	// must have the method Bundles of [Federated].
+	// must have a method Bundles, as that of a *workloadapi.Source.
 	BundlesOnly bool
 
 	// Logger gets what was loaded and when the live source takes over (Info), and refusals and failed writes (Warn).

@@ -29,7 +29,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/federation"
 	"github.com/svidkit/svidkit/spiffe/source"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
@@ -38,10 +37,6 @@ import (
 )
 
 var (
-	_ source.Federated = (*workloadapi.Source)(nil)
-	_ source.Federated = (*federation.Manager)(nil)
-	_ source.Federated = (*source.LastGood)(nil)
-
 	_ = source.LastGoodConfig{Source: (*workloadapi.Source)(nil)}
 	_ = source.LastGoodConfig{Source: (*secretcache.Manager)(nil)}
 	_ = source.LastGoodConfig{Source: (*source.LastGood)(nil)}

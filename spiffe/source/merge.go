@@ -13,14 +13,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Federated supplies the bundles of other trust domains, like a *federation.Manager or a *filesource.Source.
-type Federated interface {
-	spiffe.BundleSource
-
-	// Bundles returns all bundles. It must return the same set until one changes.
+type federated = interface {
 	Bundles() *spiffe.BundleSet
-
-	// Changed returns a channel that is closed when a bundle changes.
 	Changed() <-chan struct{}
 }
 
@@ -28,7 +22,7 @@ type Federated interface {
 type merge struct {
 	td        spiffe.TrustDomain
 	own       Source
-	federated []Federated
+	federated []federated
 
 	cur  atomic.Pointer[merged]
 	mu   sync.Mutex // held while cur is replaced
@@ -52,7 +46,13 @@ type merged struct {
 //
 // The program starts and closes the sources. Ready waits only for own. Changed reports changes of any source; its
 // first call starts a goroutine for each source. Close ends these goroutines and closes no source.
-func NewMerge(td spiffe.TrustDomain, own Source, federated ...Federated) (Source, error) {
+//
+// A federated source is like a *federation.Manager or a *filesource.Source: Bundles returns the same set until a
+// bundle changes, and then the channel of Changed is closed.
+func NewMerge(td spiffe.TrustDomain, own Source, federated ...interface {
+	Bundles() *spiffe.BundleSet
+	Changed() <-chan struct{}
+}) (Source, error) {
 	switch {
 	case td.IsZero():
 		return nil, fmt.Errorf("source: merge: %w: the own trust domain is required, as no other source may "+
@@ -77,7 +77,7 @@ func (m *merge) SVID() (*spiffe.SVID, error) {
 func (m *merge) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	if td != m.td {
 		for _, f := range m.federated {
-			if b, err := f.Bundle(td); err == nil && b.TrustDomain() == td {
+			if b, err := f.Bundles().Bundle(td); err == nil {
 				return b, nil
 			}
 		}

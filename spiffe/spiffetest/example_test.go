@@ -87,7 +87,7 @@ func ExampleCA_Rotate() {
 
 func ExampleCA_FailNext() {
 	ca := spiffetest.NewCA(t, "example.org")
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		fmt.Println(err)
 		return

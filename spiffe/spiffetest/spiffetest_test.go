@@ -222,7 +222,7 @@ func TestFederate(t *testing.T) {
 
 func csr(t *testing.T, id string, more ...pki.SAN) *pki.CSR {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	sans := more
 	if id != "" {
 		sans = append([]pki.SAN{pki.IDSAN(spiffe.MustParseID(id))}, more...)

@@ -100,7 +100,6 @@ const (
 	drainTime = 2 * time.Second
 	dialTime  = time.Second
 	lockTime  = 10 * time.Second // other servers hold the lock for a second at most
-	lockStep  = 10 * time.Millisecond
 
 	maxConcurrentStreams = 100_000 // on one connection: Envoy opens a stream for each secret
 	maxStreamsTCP        = 250     // on a connection that is no Unix socket
@@ -235,7 +234,7 @@ func (s *Server) listen() error {
 
 func (s *Server) warn(dir string, err error) {
 	ratelog.Patient(s.Logger).Warn("unixsocket: users other than the owner may replace the socket; take away write "+
-		"permission of its directory", slog.String("folder", dir), slog.Any("err", err))
+		"permission of its directory", slog.String("dir", dir), slog.Any("err", err))
 }
 
 // open makes the socket in an open directory, in the place of a dead one.
@@ -363,17 +362,11 @@ func lockDir(dir *os.Root) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	for waited := time.Duration(0); ; waited += lockStep {
-		ok, err := flock.TryLock(f)
-		if err != nil {
-			f.Close()
-			return nil, err
-		}
-		if ok || waited >= lockTime {
-			return func() { f.Close() }, nil
-		}
-		time.Sleep(lockStep)
+	if _, err := flock.TryLockFor(f, lockTime); err != nil {
+		f.Close()
+		return nil, err
 	}
+	return func() { f.Close() }, nil
 }
 
 // removeDead removes the socket with the path, and the name in root, if no server listens on it.

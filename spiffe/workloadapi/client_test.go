@@ -3,6 +3,7 @@ package workloadapi_test
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -71,7 +72,7 @@ func TestSecurityHeader(t *testing.T) {
 	}
 	for name, call := range calls {
 		err := call()
-		require.ErrorIs(t, err, workloadapi.ErrUnimplemented, name)
+		require.ErrorIs(t, err, errors.ErrUnsupported, name)
 		assert.ErrorContains(t, err, "workloadapi: "+name+" at unix:///")
 		assert.True(t, err.(*workloadapi.Error).Final)
 	}
@@ -141,7 +142,7 @@ func TestFetchJWTSVID(t *testing.T) {
 
 		// The request as it is sent, and the codes.
 		for c2, want := range map[int]error{
-			workloadtest.PermissionDenied: workloadapi.ErrDenied, workloadtest.InvalidArgument: workloadapi.ErrRefused, workloadtest.Unimplemented: workloadapi.ErrUnimplemented,
+			workloadtest.PermissionDenied: workloadapi.ErrDenied, workloadtest.InvalidArgument: workloadapi.ErrRefused, workloadtest.Unimplemented: errors.ErrUnsupported,
 		} {
 			code = c2
 			calls = 0

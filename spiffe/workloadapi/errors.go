@@ -11,7 +11,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
-// Errors to test for with [errors.Is].
+// Errors to test for with [errors.Is]. A server that does not implement a method, or whose operator has switched it off
+// (gRPC's Unimplemented), is [errors.ErrUnsupported]: do not retry.
 var (
 	// ErrDenied says that the server has no identity for this caller, not the requested one, or no token for the
 	// audience (gRPC's PermissionDenied). A later call may succeed, once the workload is registered. On a stream it
@@ -21,10 +22,6 @@ var (
 	// ErrRefused says that the server rejected the request as invalid (gRPC's InvalidArgument), for instance because a
 	// token is not valid. Do not retry.
 	ErrRefused = workloadwire.ErrRefused
-
-	// ErrUnimplemented says that the server does not implement the method, or that its operator has switched it off
-	// (gRPC's Unimplemented). Do not retry.
-	ErrUnimplemented = workloadwire.ErrUnimplemented
 
 	// ErrBadResponse says that a response broke the rules of the API and was discarded entirely. Earlier responses
 	// stay in force.
@@ -82,7 +79,7 @@ func (c *Client) failure(rpc string, err error) *Error {
 	case grpchttp.InvalidArgument:
 		e.Err, e.Final = ErrRefused, true
 	case grpchttp.Unimplemented:
-		e.Err, e.Final = ErrUnimplemented, true
+		e.Err, e.Final = fmt.Errorf("the server does not implement this: %w", errors.ErrUnsupported), true
 	default:
 		e.Err = errors.New("status " + status.Code.String())
 	}

@@ -727,7 +727,7 @@ func TestReconnect(t *testing.T) {
 					assert.False(t, again)
 					want := workloadapi.ErrRefused
 					if e.Code == workloadtest.Unimplemented {
-						want = workloadapi.ErrUnimplemented
+						want = errors.ErrUnsupported
 					}
 					require.ErrorIs(t, err, want)
 					synctest.Wait() // for the handlers
@@ -901,7 +901,7 @@ func TestJWTBundles(t *testing.T) {
 
 		// A profile that is switched off stops alone.
 		jwts.do(func(c *call) { c.end(workloadtest.Unimplemented, "") })
-		assert.ErrorIs(t, s.Status().JWT.Err, workloadapi.ErrUnimplemented)
+		assert.ErrorIs(t, s.Status().JWT.Err, errors.ErrUnsupported)
 		time.Sleep(time.Hour)
 		x509s.send(response(t, home, home.SVID("/web")))
 		ids, _ = keys(home)

@@ -50,7 +50,7 @@ func TestReadySays(t *testing.T) {
 		{name: "no socket", dial: os.NewSyscallError("connect", syscall.ENOENT), want: "no such file or directory", is: syscall.ENOENT},
 		{name: "nothing listens", dial: os.NewSyscallError("connect", syscall.ECONNREFUSED), want: "connection refused", is: syscall.ECONNREFUSED},
 		{name: "refused for good", server: func(c *call) { c.end(workloadtest.InvalidArgument, "security header missing from request") }, final: true, want: "security header missing", is: workloadapi.ErrRefused},
-		{name: "not a Workload API", server: func(c *call) { c.end(workloadtest.Unimplemented, "unknown service") }, final: true, want: "unknown service", is: workloadapi.ErrUnimplemented},
+		{name: "not a Workload API", server: func(c *call) { c.end(workloadtest.Unimplemented, "unknown service") }, final: true, want: "unknown service", is: errors.ErrUnsupported},
 		{name: "nonsense", server: func(c *call) { c.sendRaw([]byte("junk")); c.wait() }, want: "response discarded", is: workloadapi.ErrBadResponse},
 		{name: "another hint", cfg: workloadapi.Config{Hint: "internal"}, server: func(c *call) { c.send(web); c.wait() }, want: `no identity with the hint "internal"; it has "spiffe://example.org/web" with the hint ""`},
 		{name: "mute about the keys for JWT-SVIDs", cfg: workloadapi.Config{JWTBundles: true}, server: func(c *call) {

@@ -153,7 +153,7 @@ func readClaims(data []byte) (spiffe.ID, map[string]any, error) {
 //
 // The WIT profile is Incubating: it is implemented as of revision 665a28f3253ecdce59f26f3ef29c0d6408b37c3d of the
 // standards. If it changes, so will this method and WatchWITBundles. A server without WIT support ends the watch with
-// an error that wraps [ErrUnimplemented].
+// an error that wraps [errors.ErrUnsupported].
 func (c *Client) WatchWITSVIDs(ctx context.Context, id spiffe.ID) iter.Seq2[[]TokenSVID, error] {
 	return func(yield func([]TokenSVID, error) bool) {
 		request, err := workloadwire.WriteTexts(idText(id))

@@ -121,7 +121,7 @@ func issuerError(id spiffe.ID, err error) error {
 	case errors.Is(err, ErrDenied):
 		return errDenied(id)
 	case advice == retry.Again:
-	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, workloadwire.ErrUnimplemented):
+	case errors.Is(err, errors.ErrUnsupported):
 		e := status(grpchttp.Unimplemented, "no tokens of this kind are issued here")
 		return &callError{status: e, reason: "bad_request", err: errors.New("the issuer: " + plain(err.Error())),
 			id: id}
@@ -186,7 +186,7 @@ func (h *Handler) warn(ctx context.Context, r *http.Request, message, reason str
 // unjudged reports whether an error of ValidateJWTSVID says nothing about the token.
 func unjudged(err error) bool {
 	_, advice := retry.After(err)
-	return advice == retry.Again || errors.Is(err, workloadwire.ErrUnimplemented) ||
+	return advice == retry.Again || errors.Is(err, errors.ErrUnsupported) ||
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 

@@ -312,7 +312,7 @@ var discard = slog.New(slog.DiscardHandler)
 
 func newKey(t *testing.T) crypto.Signer {
 	t.Helper()
-	return must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	return must.Get(pki.NewKey("ecdsa-p256"))(t)
 }
 
 func filesIn(dir string) sidecar.Files {
@@ -342,7 +342,7 @@ func TestFiles(t *testing.T) {
 	ca, f := spiffetest.NewCA(t, "athenz.example"), filesIn(t.TempDir())
 	require.ErrorIs(t, must.Err(f.Read(discard)), fs.ErrNotExist)
 
-	ec := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	ec := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	for _, c := range []struct {
 		key   crypto.Signer
 		label string
@@ -406,7 +406,7 @@ func TestFilesThatAreBroken(t *testing.T) {
 		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
 	}
 	key := must.Get(os.ReadFile(f.KeyFile))(t)
-	other := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	other := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	otherKey := must.Get(pki.MarshalPrivateKeyPEM(other))(t)
 
 	replace(f.KeyFile, string(otherKey))

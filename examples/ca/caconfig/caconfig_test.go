@@ -238,7 +238,7 @@ func TestPluggedInBesideTheOwn(t *testing.T) {
 // plugIn writes a root and its key in the files of Istio.
 func plugIn(t testing.TB, dir string) {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	now := time.Now()
 	root, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseTrustDomain("cluster.local").ID())}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour * 365)})
 	require.NoError(t, err)
@@ -261,7 +261,7 @@ func TestOpen(t *testing.T) {
 	}
 	a := must.Get(c.Open(t.Context(), caconfig.OpenOptions{}))(t)
 	defer a.Close()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID("spiffe://cluster.local/x")}))(t)
 	must.Get(a.Own.Rotate(t.Context()))(t)

@@ -171,7 +171,7 @@ func (c *Config) setAuthenticator(ctx context.Context, o *caserver.Options, log 
 			return err
 		}
 		o.RenewByCertificate = -1 // we put our own in front instead of the server's
-		chain = append([]authn.Authenticator{istioca.NotForwarded(direct)}, append(chain, proxies)...)
+		chain = append([]authn.Authenticator{direct}, append(chain, proxies)...)
 	}
 	issuer, audience, err := c.ownIssuer()
 	switch {
@@ -269,5 +269,12 @@ func (c *Config) otherCertificates() (authn.Authenticator, error) {
 	if err != nil {
 		return nil, err
 	}
-	return istioca.NotForwarded(authn.ClientCertificate(v)), nil
+	certificates := authn.ClientCertificate(v)
+	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
+		if len(r.Header.Values("X-Forwarded-Client-Cert")) > 0 { // a client of a proxy, which has this certificate
+			return nil, fmt.Errorf("-client-roots: the request is forwarded for another client: %w",
+				authn.ErrNoCredential)
+		}
+		return certificates.Authenticate(r)
+	}), nil
 }

@@ -377,7 +377,7 @@ func (c *Config) check(serve bool) error {
 	_, noMesh := c.linkerd.Mesh.Certifier()
 	_, noID := c.CA.TrustDomain.WorkloadID("ns", c.namespace, "sa", account)
 	badRule, badGateways := c.callers.check(c.CA.TrustDomain)
-	key, badNames := pki.NewKey(pki.ECDSAP256)
+	key, badNames := pki.NewKey("ecdsa-p256")
 	if badNames == nil {
 		_, badNames = pki.NewCSR(key, pki.CSROptions{SANs: c.names()})
 	}
@@ -517,7 +517,7 @@ func list(to *[]string) func(string) error {
 
 // setKeySize sets the key algorithm of new roots.
 func (c *Config) setKeySize(bits string) (err error) {
-	algorithms := map[string]pki.KeyAlgorithm{"0": "", "2048": pki.RSA2048, "3072": pki.RSA3072, "4096": pki.RSA4096}
+	algorithms := map[string]string{"0": "", "2048": "rsa-2048", "3072": "rsa-3072", "4096": "rsa-4096"}
 	var ok bool
 	if c.CA.Rotation.KeyAlgorithm, ok = algorithms[bits]; !ok {
 		err = errors.New("none of 2048, 3072 and 4096, nor 0 for ECDSA")

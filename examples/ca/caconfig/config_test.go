@@ -215,7 +215,7 @@ func TestEnvironment(t *testing.T) {
 		"CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL":          {"30m", 30 * time.Minute, func(c *Config) any { return c.CA.Rotation.CheckInterval }},
 		"CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE": {"35", 0.35, func(c *Config) any { return c.CA.Rotation.GraceRatio }},
 		"CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR":           {"false", true, func(c *Config) any { return c.CA.Rotation.NoJitter }},
-		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"3072", pki.RSA3072, func(c *Config) any { return c.CA.Rotation.KeyAlgorithm }},
+		"CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE":                   {"3072", "rsa-3072", func(c *Config) any { return c.CA.Rotation.KeyAlgorithm }},
 		"USE_CACERTS_FOR_SELF_SIGNED_CA":                        {"true", true, func(c *Config) any { return c.cacerts }},
 		"ISTIO_MULTIROOT_MESH":                                  {"true", true, func(c *Config) any { return c.pluggedIn.MultiRoot }},
 		"TOKEN_AUDIENCES":                                       {"a, b", []string{"a", "b"}, func(c *Config) any { return c.cluster.Audiences }},

@@ -413,7 +413,7 @@ func TestPodsWaiting(t *testing.T) {
 		api := kubetest.StartOn(w, 1, memconn.Listen())
 		w.Cleanup(api.Client().CloseIdleConnections)
 		var registered atomic.Bool
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(w)
+		key := must.Get(pki.NewKey("ecdsa-p256"))(w)
 		csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(w)
 		w.stopCA()
 		w.targets = w.targets[:1]

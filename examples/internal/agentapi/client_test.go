@@ -30,7 +30,7 @@ type object = map[string]any
 
 func mustKey(t testing.TB) []byte {
 	t.Helper()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	return must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 }
 

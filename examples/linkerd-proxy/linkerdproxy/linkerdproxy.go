@@ -255,7 +255,7 @@ func newIdentity(cfg Config, service caclient.CA) (*Identity, error) {
 	})
 	if cfg.Dir != "" && !inMemory(cfg.Dir) {
 		cfg.Logger.Warn("linkerdproxy: the store is not in memory, so that the key of the workload reaches a disk; "+
-			"mount an emptyDir of the medium Memory there", "folder", cfg.Dir)
+			"mount an emptyDir of the medium Memory there", "dir", cfg.Dir)
 	}
 	return id, nil
 }

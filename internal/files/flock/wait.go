@@ -7,8 +7,8 @@ import (
 
 // TryLockFor is [TryLock], repeated until the lock is free or the time is over.
 func TryLockFor(f *os.File, wait time.Duration) (bool, error) {
-	for end := time.Now().Add(wait); ; time.Sleep(wait / 50) {
-		if got, err := TryLock(f); got || err != nil || time.Now().After(end) {
+	for end := time.Now().Add(wait); ; time.Sleep(10 * time.Millisecond) {
+		if got, err := TryLock(f); got || err != nil || !time.Now().Before(end) {
 			return got, err
 		}
 	}

@@ -140,7 +140,7 @@ func checkOwner(path string, info fs.FileInfo, o *Options) error {
 	what, command := "file", "chown"
 	switch {
 	case info.IsDir():
-		what = "folder"
+		what = "directory"
 	case info.Mode().Type() == fs.ModeSymlink:
 		what, command = "link", "chown -h"
 	}

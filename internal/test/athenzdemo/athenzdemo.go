@@ -516,7 +516,7 @@ func (d *demo) register(s athenz.PodSubject, document string) error {
 	d.must(err)
 	want, err := ztsclient.Expectation(i, d.CA.TrustDomain())
 	d.must(err)
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	d.must(err)
 	csr, err := pki.NewCSR(key, pki.CSROptions{CommonName: s.Service.String(), SANs: want.Names()})
 	d.must(err)

@@ -82,7 +82,7 @@ func post(t *testing.T, e caclient.Endpoint, method, path string, header map[str
 
 func csrFor(t *testing.T, names ...pki.SAN) string {
 	t.Helper()
-	return string(must.Get(pki.NewCSR(must.Get(pki.NewKey(pki.ECDSAP256))(t), pki.CSROptions{SANs: names}))(t).PEM())
+	return string(must.Get(pki.NewCSR(must.Get(pki.NewKey("ecdsa-p256"))(t), pki.CSROptions{SANs: names}))(t).PEM())
 }
 
 // What the Fake refuses that a client of ours would not ask for.

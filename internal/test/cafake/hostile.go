@@ -240,7 +240,7 @@ var bodyFaults = []struct {
 	{"the first half", func(b []byte) []byte { return b[:len(b)/2] }},
 	{"3 MiB behind it", func(b []byte) []byte { return append(slices.Clone(b), bytes.Repeat([]byte{' '}, 3<<20)...) }},
 	{"a private key", func([]byte) []byte {
-		key, err := pki.NewKey(pki.ECDSAP256)
+		key, err := pki.NewKey("ecdsa-p256")
 		if err != nil {
 			panic(err) // there is no randomness
 		}

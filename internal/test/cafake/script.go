@@ -91,7 +91,7 @@ func Text(v any) (string, error) {
 // NewCSR returns a request with a new key.
 func NewCSR(t testing.TB, o pki.CSROptions) *pki.CSR {
 	t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		t.Fatal(err)
 	}

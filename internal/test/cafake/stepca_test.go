@@ -55,7 +55,7 @@ func TestStepRequests(t *testing.T) {
 	t.Parallel()
 	f := NewStepCA(t, spiffetest.NewCA(t, "example.org"), "/web")
 	client := f.Endpoint().HTTPClient
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: f.want.Names()}))(t)
 	for _, tt := range []struct {
 		path string

@@ -124,7 +124,7 @@ func (sub *subject) checked() caclient.CA {
 
 func (sub *subject) csr() *pki.CSR {
 	sub.t.Helper()
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		sub.t.Fatal(err)
 	}

@@ -178,7 +178,7 @@ func TestMatrix(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(20, 20))
 	all := world(t, func(int, int) bool { return random.IntN(2) == 0 })
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	trusted := 0
 	for i, from := range all {
@@ -254,7 +254,7 @@ func forge(t *testing.T, from *domain, id spiffe.ID) []*x509.Certificate {
 	t.Helper()
 	svid := must.Get(from.manager.SVID())(t)
 	template := *svid.Leaf()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	template.URIs, template.ExtraExtensions, template.Extensions = slices.Clone(template.URIs), nil, nil
 	template.URIs[0] = id.URL()
 	// A workload's key signs it, which is all that a workload of from has.
@@ -615,7 +615,7 @@ const (
 func hostile(t testing.TB) map[string][]byte {
 	ca := spiffetest.NewCA(t, "example.org")
 	svid := ca.SVID("/web")
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(svid.ID())}}))(t)
 	certPEM, keyPEM := must.Get2(svid.MarshalPEM())(t)
 	doc := must.Get(ca.Bundle().Marshal())(t)
@@ -794,7 +794,7 @@ func TestHostileInput(t *testing.T) { // not parallel: it counts what is allocat
 	td := spiffe.MustParseTrustDomain("example.org")
 	fixture := spiffetest.NewCA(t, "example.org")
 	web := fixture.SVID("/web")
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(web.ID())}}))(t)
 	certDER, keyDER := must.Get2(web.MarshalDER())(t)
 	certPEM, keyPEM := must.Get2(web.MarshalPEM())(t)

@@ -275,7 +275,7 @@ func failures(t *testing.T) map[string]func(*testing.T) symptom {
 			c := must.Get(istioca.New(istioca.Options{Endpoint: caclient.Endpoint{
 				URL: s.URL, HTTPClient: s.Client(), TrustDomain: ours.TrustDomain(), Token: func(context.Context) (string, error) { return "x", nil },
 			}}))(t)
-			k := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+			k := must.Get(pki.NewKey("ecdsa-p256"))(t)
 			csr := must.Get(pki.NewCSR(k, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(web.ID())}}))(t)
 			_, err = c.Sign(t.Context(), csr, time.Hour)
 			require.Error(t, err)

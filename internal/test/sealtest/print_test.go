@@ -59,6 +59,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest/federationtest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
@@ -76,9 +77,9 @@ type holder struct {
 
 // values returns a value of each exported type that can hold a key, by its name, with keys of an algorithm: some are bytes in
 // memory, which packages follow everywhere, and some are pointers to numbers.
-func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
+func values(t *testing.T, alg string) map[string]holder {
 	t.Helper()
-	key, root, token := newKey(t, alg), newKey(t, alg), newKey(t, pki.ECDSAP256)
+	key, root, token := newKey(t, alg), newKey(t, alg), newKey(t, "ecdsa-p256")
 	issuer, err := pki.NewRoot(root, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(24 * time.Hour)})
 	require.NoError(t, err)
 	leaf, err := issuer.Issue(pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(id)}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)})
@@ -136,9 +137,9 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	must.Get(byName.GenerateSecret(t.Context(), "file-cert:"+mounted+"~"+mounted))(t)
 
 	// What an API server has.
-	api := kubetest.Start(t)
-	api.Put("/api/v1/namespaces/gw/secrets/web", map[string]any{"data": map[string][]byte{"tls.crt": certsPEM, "tls.key": keyPEM}})
-	gateway, err := kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: api.URL(), HTTPClient: api.Client()})
+	cluster := kubetest.Start(t)
+	cluster.Put("/api/v1/namespaces/gw/secrets/web", map[string]any{"data": map[string][]byte{"tls.crt": certsPEM, "tls.key": keyPEM}})
+	gateway, err := kubesecrets.New(kubesecrets.Config{Namespace: "gw", APIServer: cluster.URL(), HTTPClient: cluster.Client()})
 	require.NoError(t, err)
 	go func() { _ = gateway.Run(context.Background()) }()
 	t.Cleanup(func() { require.NoError(t, gateway.Close()) })
@@ -163,13 +164,20 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 	require.NoError(t, agent.Ready(t.Context()))
 	t.Cleanup(func() { require.NoError(t, agent.Close()) })
 
+	api := must.Get(workloadserver.NewHandler(manager, nil))(t)
+	socket := &unixsocket.Server{Path: filepath.Join(folder, "api.sock"), Handler: api}
+	require.NoError(t, socket.Listen())
+	go func() { _ = socket.Run(ctx) }()
+	workload := must.Get(workloadapi.Start(t.Context(), workloadapi.Config{Address: "unix://" + socket.Path}))(t)
+	t.Cleanup(func() { require.NoError(t, workload.Close()) })
+
 	tokens := must.Get(jwtsvid.NewIssuer(td, "k", token, nil))(t)
 	wits := must.Get(witsvid.NewIssuer(td, "w", token, nil))(t)
 
 	testCA := spiffetest.NewCA(t, td.String())
 	endpoint, served := federationtest.NewEndpoint(t, testCA), workloadapitest.NewServer(t, testCA, "/web")
 	keys, signers := []crypto.Signer{key}, []crypto.Signer{token}
-	other := newKey(t, pki.ECDSAP256) // of a workload; an issuer refuses its own
+	other := newKey(t, "ecdsa-p256") // of a workload; an issuer refuses its own
 	witSVID := wit(t, wits, other)
 	proving := must.Get(spiffetls.New(spiffetls.Config{Self: svid, Peers: set, Allow: spiffe.AllowIDs(id)}))(t)
 	step := must.Get(stepca.New(stepca.Options{
@@ -235,11 +243,12 @@ func values(t *testing.T, alg pki.KeyAlgorithm) map[string]holder {
 		"spiffe/spiffetest/workloadapitest.Server":     {served, nil},
 		"spiffe/workloadapi.Identity":                  {&workloadapi.Identity{SVID: svid}, keys},
 		"spiffe/workloadapi.Update":                    {&workloadapi.Update{Identities: []workloadapi.Identity{{SVID: svid}}}, keys},
+		"spiffe/workloadserver.Handler":                {api, []crypto.Signer{key}},
 		"spiffe/workloadserver.Identity":               {&workloadserver.Identity{SVID: svid}, keys},
 	}
 }
 
-func newKey(t *testing.T, alg pki.KeyAlgorithm) crypto.Signer {
+func newKey(t *testing.T, alg string) crypto.Signer {
 	t.Helper()
 	return must.Get(pki.NewKey(alg))(t)
 }
@@ -248,7 +257,7 @@ func newKey(t *testing.T, alg pki.KeyAlgorithm) crypto.Signer {
 func linkerdProxy(t *testing.T, issuer *pki.Issuer) (*linkerdproxy.Identity, []crypto.Signer) {
 	t.Helper()
 	const name = "web.emojivoto.serviceaccount.identity.linkerd.example.org"
-	key, dir := newKey(t, pki.ECDSAP256), t.TempDir()
+	key, dir := newKey(t, "ecdsa-p256"), t.TempDir()
 	der := must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(name)}}))(t)
 	for file, b := range map[string][]byte{"key.der": der, "csr.p8": csr.DER(), "token": []byte("t")} {
@@ -418,7 +427,7 @@ func TestNothingPrints(t *testing.T) {
 	if rounds.Race {
 		t.Skip("package fmt reads the fields of values that goroutines are changing")
 	}
-	for _, alg := range []pki.KeyAlgorithm{pki.Ed25519, pki.ECDSAP256} {
+	for _, alg := range []string{"ed25519", "ecdsa-p256"} {
 		for name, h := range values(t, alg) {
 			for how, v := range wrapped(h.value) {
 				for printer, out := range printed(v) {
@@ -436,7 +445,7 @@ func TestNothingPrints(t *testing.T) {
 // TestLeaksAreFound shows that the search finds a key that is not sealed, however it is printed.
 func TestLeaksAreFound(t *testing.T) {
 	t.Parallel()
-	for _, alg := range []pki.KeyAlgorithm{pki.ECDSAP256, pki.RSA2048, pki.Ed25519} {
+	for _, alg := range []string{"ecdsa-p256", "rsa-2048", "ed25519"} {
 		key := newKey(t, alg)
 		pem := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 		for name, tt := range map[string]struct {
@@ -445,7 +454,7 @@ func TestLeaksAreFound(t *testing.T) {
 		}{
 			"key": {key, 6}, "field": {exported{key}, 2}, "slice": {[]crypto.Signer{key}, 2}, "slice in a field": {exported{[]any{key}}, 2},
 			"bytes": {unexported{pem}, 10}, "text": {unexported{string(pem)}, 5}, "items": {unexported{map[string][]byte{"k": pem}}, 10},
-			"unexported": {unexported{key}, map[pki.KeyAlgorithm]int{pki.Ed25519: 10}[alg]}, // fmt does not follow the pointers that others are
+			"unexported": {unexported{key}, map[string]int{"ed25519": 10}[alg]}, // fmt does not follow the pointers that others are
 		} {
 			found := 0
 			out := printed(tt.v)

@@ -398,7 +398,7 @@ func keyPair(t *testing.T, addr, roots, token string) []byte {
 	t.Helper()
 	endpoint := caclient.Endpoint{URL: "https://" + addr, TrustDomain: spiffe.MustParseTrustDomain("example.org"), RootsFile: roots, TokenFile: token}
 	issuer := must.Get(istioca.New(istioca.Options{Endpoint: endpoint}))(t)
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	chain := must.Get(issuer.Sign(t.Context(), must.Get(pki.NewCSR(key, pki.CSROptions{}))(t), time.Hour))(t)
 	return append(pki.MarshalCertificatesPEM(chain...), must.Get(pki.MarshalPrivateKeyPEM(key))(t)...)
 }

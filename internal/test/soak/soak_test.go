@@ -345,7 +345,7 @@ func caClient(dir, token string, from net.IP) (*clientistioca.CA, error) {
 }
 
 func newCSR() (*pki.CSR, error) {
-	key := must.Do(pki.NewKey(pki.ECDSAP256))
+	key := must.Do(pki.NewKey("ecdsa-p256"))
 	return pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(web)}})
 }
 

@@ -33,7 +33,7 @@ func ExampleOpen() {
 		log.Fatal(err)
 	}
 
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		log.Fatal(err)
 	}

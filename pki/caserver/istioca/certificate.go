@@ -21,6 +21,9 @@ import (
 // end. A stolen key can be renewed for as long. [ca.Signer].Proven says when the last other proof was; if it does not
 // know, the caller is refused. With [authn.FirstOf], a caller with another proof beside its certificate is
 // authenticated by that.
+//
+// A request with the header X-Forwarded-Client-Cert comes from a client of a proxy, which must not get the proxy's
+// certificate: it has no credential here.
 func ClientCertificates(signer ca.Signer, td spiffe.TrustDomain, longest time.Duration) (authn.Authenticator, error) {
 	if longest < 0 {
 		return nil, fmt.Errorf("istioca: client certificates: the longest time is negative (%v)", longest)
@@ -30,13 +33,14 @@ func ClientCertificates(signer ca.Signer, td spiffe.TrustDomain, longest time.Du
 		return nil, err
 	}
 	proof := authn.ClientCertificate(v)
-	if longest == 0 {
-		return proof, nil
-	}
 	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
+		if len(r.Header.Values("X-Forwarded-Client-Cert")) > 0 {
+			return nil, fmt.Errorf("istioca: client certificate: the request is forwarded for another client: %w",
+				authn.ErrNoCredential)
+		}
 		caller, err := proof.Authenticate(r)
-		if err != nil {
-			return nil, err
+		if err != nil || longest == 0 {
+			return caller, err
 		}
 		proven := signer.Proven(caller.Certificate)
 		if age := time.Since(proven); proven.IsZero() || age > longest {
@@ -47,23 +51,10 @@ func ClientCertificates(signer ca.Signer, td spiffe.TrustDomain, longest time.Du
 	}), nil
 }
 
-// NotForwarded wraps certificates for callers without a proxy: it refuses a request with the header
-// X-Forwarded-Client-Cert. Such a request comes from a client of a proxy, and that client must not get the proxy's
-// certificate.
-func NotForwarded(certificates authn.Authenticator) authn.Authenticator {
-	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
-		if len(r.Header.Values("X-Forwarded-Client-Cert")) > 0 {
-			return nil, fmt.Errorf("istioca: client certificate: the request is forwarded for another client: %w",
-				authn.ErrNoCredential)
-		}
-		return certificates.Authenticate(r)
-	})
-}
-
 // ForwardedCertificates authenticates callers of the trust domain by the certificates that proxies at these addresses
-// forward: see [authn.ForwardedCertificate]. Put [NotForwarded] around [ClientCertificates] beside it. A proxy does
-// not say which root has signed a certificate, so while the signer has a tainted root, all forwarded certificates are
-// refused: the thief of the root's key could use them.
+// forward: see [authn.ForwardedCertificate]. A proxy does not say which root has signed a
+// certificate, so while the signer has a tainted root, all forwarded certificates are refused: the thief of the root's
+// key could use them.
 func ForwardedCertificates(signer ca.Signer, td spiffe.TrustDomain,
 	proxies []netip.Prefix) (authn.Authenticator, error) {
 	forwarded, err := authn.ForwardedCertificate(spiffe.AllowMembersOf(td), proxies...)

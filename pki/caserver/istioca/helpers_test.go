@@ -195,7 +195,7 @@ func refused(t testing.TB, err error, code grpchttp.Code, text string) *grpchttp
 }
 
 var testKey = sync.OnceValue(func() crypto.Signer {
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}

@@ -288,7 +288,7 @@ func TestClientCertificate(t *testing.T) {
 	v := must.Get(spiffe.NewVerifier(a.Bundle(), spiffe.AllowMembersOf(a.Bundle().TrustDomain()), nil))(t)
 	s := serve(t, istioca.Options{Signer: a, Authenticator: authn.FirstOf(authn.ClientCertificate(v), callers)})
 	renew := func(id string) [][]byte {
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 		chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID(id)}))(t)
 		cfg := s.tls.Clone()
@@ -316,7 +316,7 @@ func TestRenewalsEnd(t *testing.T) {
 	t.Parallel()
 	a := authority(t)
 	td := a.Bundle().TrustDomain()
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
 	// serveFor serves callers that may renew for that long. What it returns renews a chain, with a token beside it or "".
 	serveFor := func(signer ca.Signer, longest time.Duration) func(chain []*x509.Certificate, token string) ([]*x509.Certificate, error) {
@@ -366,11 +366,12 @@ func TestForwardedCertificates(t *testing.T) {
 	a := authority(t)
 	td := a.Bundle().TrustDomain()
 	forwarded := must.Get(istioca.ForwardedCertificates(a, td, nil))(t)
-	own := authn.Func(func(*http.Request) (*authn.Caller, error) { return caller("spiffe://example.org/gateway"), nil })
-	all := authn.FirstOf(istioca.NotForwarded(own), forwarded)
+	csr := must.Get(pki.NewCSR(testKey(), pki.CSROptions{}))(t)
+	gateway := must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID("spiffe://example.org/gateway")}))(t)
+	all := authn.FirstOf(must.Get(istioca.ClientCertificates(a, td, 0))(t), forwarded)
 	ask := func(header ...string) (string, error) {
 		r := httptest.NewRequest(http.MethodPost, "/", nil)
-		r.RemoteAddr = "127.0.0.1:1"
+		r.RemoteAddr, r.TLS = "127.0.0.1:1", &tls.ConnectionState{PeerCertificates: gateway}
 		if header != nil {
 			r.Header["X-Forwarded-Client-Cert"] = header
 		}

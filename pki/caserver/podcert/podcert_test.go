@@ -143,7 +143,7 @@ type status struct {
 }
 
 var keys = sync.OnceValue(func() (der []byte) {
-	key, err := pki.NewKey(pki.ECDSAP256)
+	key, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		panic(err)
 	}
@@ -271,7 +271,7 @@ func TestKeys(t *testing.T) {
 	c.run(c.options(newCA(t)))
 	p521 := must.Get(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))(t)
 	all := []crypto.Signer{p521}
-	for _, kind := range []pki.KeyAlgorithm{pki.ECDSAP256, pki.ECDSAP384, pki.Ed25519, pki.RSA3072, pki.RSA4096} {
+	for _, kind := range []string{"ecdsa-p256", "ecdsa-p384", "ed25519", "rsa-3072", "rsa-4096"} {
 		key := must.Get(pki.NewKey(kind))(t)
 		all = append(all, key)
 	}

@@ -35,10 +35,9 @@ const Header = "workload.spiffe.io"
 
 // The errors that both sides know, so that a server can pass on the error of a client.
 var (
-	ErrDenied        error = denied{}
-	ErrNoToken       error = noToken{} // is ErrDenied, too
-	ErrRefused             = errors.New("the server refuses the request")
-	ErrUnimplemented       = errors.New("the server does not implement this")
+	ErrDenied  error = denied{}
+	ErrNoToken error = noToken{} // is ErrDenied, too
+	ErrRefused       = errors.New("the server refuses the request")
 )
 
 // denied marks an error, by its method, as a denial that withdraws everything received before.

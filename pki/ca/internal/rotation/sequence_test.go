@@ -53,7 +53,7 @@ func TestTrustedUntilTheEnd(t *testing.T) {
 	t.Parallel()
 	td := spiffe.MustParseTrustDomain("example.org")
 	root := func(from, to int) *x509.Certificate {
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		issuer, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: at(from), NotAfter: at(to)})
 		require.NoError(t, err)
 		return issuer.Certificate()

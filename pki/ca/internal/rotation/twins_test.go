@@ -16,7 +16,7 @@ import (
 func named(t *testing.T, keys ...Key) []Key {
 	t.Helper()
 	for i := range keys {
-		key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+		key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 		keys[i].ID, keys[i].Cert.PublicKey, keys[i].Cert.Raw = keys[i].Cert.SerialNumber.Text(16), key.Public(), keys[i].Cert.SerialNumber.Bytes()
 	}
 	return keys
@@ -54,10 +54,10 @@ func TestTaintOfTwins(t *testing.T) {
 	t.Parallel()
 	td := spiffe.MustParseTrustDomain("example.org")
 	var certs []Key
-	key := must.Get(pki.NewKey(pki.ECDSAP256))(t)
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	for i := range 3 {
 		if i == 2 {
-			key = must.Get(pki.NewKey(pki.ECDSAP256))(t)
+			key = must.Get(pki.NewKey("ecdsa-p256"))(t)
 		}
 		issuer, err := pki.NewRoot(key, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(td.ID())}, NotBefore: at(-100), NotAfter: at(100000)})
 		require.NoError(t, err)
