@@ -408,6 +408,8 @@ func (m *Manager) Status() []Status {
 		all = append(all, m.status(r))
 	}
 	m.mu.Unlock()
-	slices.SortFunc(all, func(a, b Status) int { return strings.Compare(a.TrustDomain.String(), b.TrustDomain.String()) })
+	slices.SortFunc(all, func(a, b Status) int {
+		return strings.Compare(a.TrustDomain.String(), b.TrustDomain.String())
+	})
 	return all
 }

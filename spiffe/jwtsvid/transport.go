@@ -7,11 +7,11 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
 
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
@@ -143,19 +143,11 @@ func (t *transport) audienceFor(r *http.Request) (string, error) {
 		return "", fmt.Errorf("no audience is known for the host %q; add it, or use another client for it",
 			token.Clip(host, token.MaxQuoted))
 	case r.URL.Scheme == "https" || r.URL.Scheme == "http" &&
-		(t.opts.UnixSocket != "" || t.opts.AllowLoopback && isLoopback(r.URL.Hostname())):
+		(t.opts.UnixSocket != "" || t.opts.AllowLoopback && jws.Loopback(r.URL.Hostname())):
 		return audience, nil
 	}
 	return "", fmt.Errorf("refusing to send a token to %q by %q, where others can read it; use https",
 		token.Clip(host, token.MaxQuoted), token.Clip(r.URL.Scheme, token.MaxQuoted))
-}
-
-func isLoopback(host string) bool {
-	if strings.EqualFold(host, "localhost") {
-		return true
-	}
-	ip, err := netip.ParseAddr(host)
-	return err == nil && ip.IsLoopback()
 }
 
 // send sends a copy of r with this body and token. The response refers to r itself, without the token.

@@ -1,5 +1,4 @@
 // Package bundleorder decides whether a trust bundle from an authenticated publisher replaces the one in force.
-// spiffe/federation and secretcache use it.
 //
 // Sequence numbers order bundles, and a lower one never replaces a higher one (SPIFFE Trust Domain and Bundle section
 // 4.1.1). So a number that is far too high would keep out every later bundle, and a bundle without a number would

@@ -14,17 +14,21 @@ func CheckURL(text string) error {
 	if err != nil {
 		return errors.New("it is no URL")
 	}
-	addr, err := netip.ParseAddr(u.Hostname())
-	loopback := u.Hostname() == "localhost" || err == nil && addr.IsLoopback()
 	switch {
 	case u.Host == "" || u.User != nil || u.Fragment != "":
 		return fmt.Errorf("%.256q is no URL of a document: it needs a host, and neither a user nor a fragment",
 			u.Redacted())
-	case u.Scheme != "https" && !(u.Scheme == "http" && loopback):
+	case u.Scheme != "https" && !(u.Scheme == "http" && Loopback(u.Hostname())):
 		return fmt.Errorf("the scheme is %.20q; it is https, or http with a host on loopback: "+
 			"others could change the keys on their way", u.Scheme)
 	}
 	return nil
+}
+
+// Loopback reports whether a host is localhost or a loopback address.
+func Loopback(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	return strings.EqualFold(host, "localhost") || err == nil && addr.IsLoopback()
 }
 
 // CheckIssuer refuses an issuer URL with which verifiers could not find the issuer's documents (OpenID Connect

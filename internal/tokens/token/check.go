@@ -24,7 +24,7 @@ type Checker[V any] struct {
 	*Kind
 	*Memory[spiffe.Bundle, V]
 	bundles spiffe.BundleSource
-	leeway  time.Duration
+	Leeway  time.Duration // the allowed difference between clocks
 	Now     func() time.Time
 }
 
@@ -32,9 +32,9 @@ type Checker[V any] struct {
 func NewChecker[V any](
 	k *Kind, bundles spiffe.BundleSource, leeway *time.Duration, now func() time.Time,
 ) (*Checker[V], error) {
-	c := &Checker[V]{Kind: k, bundles: bundles, leeway: DefaultLeeway, Now: now}
+	c := &Checker[V]{Kind: k, bundles: bundles, Leeway: DefaultLeeway, Now: now}
 	if leeway != nil {
-		c.leeway = *leeway
+		c.Leeway = *leeway
 	}
 	if now == nil {
 		c.Now = time.Now
@@ -42,8 +42,8 @@ func NewChecker[V any](
 	switch {
 	case bundles == nil:
 		return nil, errors.New("no bundle source")
-	case c.leeway < 0 || c.leeway > MaxLeeway:
-		return nil, fmt.Errorf("the leeway is %v, not from 0 to %v", c.leeway, MaxLeeway)
+	case c.Leeway < 0 || c.Leeway > MaxLeeway:
+		return nil, fmt.Errorf("the leeway is %v, not from 0 to %v", c.Leeway, MaxLeeway)
 	}
 	c.Memory = NewMemory[spiffe.Bundle, V](remembered)
 	return c, nil
@@ -70,16 +70,13 @@ func (c *Checker[V]) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, *Error) {
 // InTime compares a token or proof of kind k with the time, within the leeway. A zero notBefore means none.
 func (c *Checker[V]) InTime(k *Kind, expires, notBefore, now time.Time) *Error {
 	switch {
-	case !now.Before(expires.Add(c.leeway)):
+	case !now.Before(expires.Add(c.Leeway)):
 		return k.Refuse(Expired, k.Expires, "it ended at %s", Stamp(expires))
-	case !notBefore.IsZero() && now.Add(c.leeway).Before(notBefore):
+	case !notBefore.IsZero() && now.Add(c.Leeway).Before(notBefore):
 		return k.Refuse("not yet valid", k.NotBefore, "it begins at %s", Stamp(notBefore))
 	}
 	return nil
 }
-
-// Leeway returns the allowed difference between clocks.
-func (c *Checker[V]) Leeway() time.Duration { return c.leeway }
 
 // Stamp formats a time for an error.
 func Stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
@@ -121,11 +118,8 @@ func (m *Memory[T, V]) Find(token string) (value V, trust *T, ok bool) {
 	if len(token) > longestKept {
 		return value, nil, false
 	}
-	k, ok := m.table.Find(token)
-	if !ok {
-		return value, nil, false
-	}
-	trust = k.trust.Value()
+	k, _ := m.table.Find(token)
+	trust = k.trust.Value() // nil without an entry
 	return k.value, trust, trust != nil
 }
 

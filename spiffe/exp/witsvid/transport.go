@@ -10,8 +10,8 @@ import (
 
 // NewTransport returns a transport that presents the WIT-SVID of p: each request gets the token and a new proof
 // for it, for the URI of the request without query and fragment. The base sends the requests; nil means a new
-// [http.Transport] that trusts the roots of the host and uses no proxy, and none from the environment. For servers with
-// SPIFFE IDs see package spiffetls. The result is safe for concurrent use, and [http.Client.CloseIdleConnections]
+// [http.Transport] that trusts the roots of the host and uses no proxy, and none from the environment. For servers
+// with SPIFFE IDs see package spiffetls. The result is safe for concurrent use, and [http.Client.CloseIdleConnections]
 // reaches the base.
 //
 // Tokens and proofs travel over TLS only: a request by http is refused before anything is sent. If a redirect leads

@@ -232,7 +232,7 @@ func (v *Validator) checkProof(
 	}
 	switch {
 	case e != nil:
-	case p.exp.At.After(now.Add(maxProofLifetime + v.check.Leeway())):
+	case p.exp.At.After(now.Add(maxProofLifetime + v.check.Leeway)):
 		e = proofs.Refuse("lifetime", "WPT-7", "it lasts until %s, and no more than %v is accepted",
 			token.Stamp(p.exp.At), maxProofLifetime)
 	case p.texts["wth"] != hash(text):
@@ -370,7 +370,7 @@ func (v *Validator) use(h *holder, owner string, p *proofClaims, now time.Time) 
 	if v.replays == nil {
 		return nil
 	}
-	switch fresh, full := v.replays.use(h.id, owner, p.texts["jti"], now, p.exp.At.Add(v.check.Leeway())); {
+	switch fresh, full := v.replays.use(h.id, owner, p.texts["jti"], now, p.exp.At.Add(v.check.Leeway)); {
 	case full:
 		return proofs.Refuse(token.Busy, "WPT-9",
 			"its ID has used so many proofs that are not over yet that no more can be told apart; "+
