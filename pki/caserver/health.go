@@ -93,11 +93,12 @@ func (s *Server) newMetrics() *metrics.Set {
 	}
 	s.identityMetrics(m)
 	root := func(name, help string, at func(*x509.Certificate) time.Time) {
-		m.Gauge("svidkit_ca_root_"+name+"_timestamp_seconds", "When the newest root in the bundle "+help+", "+
-			"in seconds since 1970.", func() (float64, bool) { return s.newestRoot(at) })
+		m.Gauge(name, help, func() (float64, bool) { return s.newestRoot(at) })
 	}
-	root("start", "began to be valid", func(c *x509.Certificate) time.Time { return c.NotBefore })
-	root("end", "expires", func(c *x509.Certificate) time.Time { return c.NotAfter })
+	root("svidkit_ca_root_start_timestamp_seconds", "When the newest root in the bundle began to be valid, "+
+		"in seconds since 1970.", func(c *x509.Certificate) time.Time { return c.NotBefore })
+	root("svidkit_ca_root_end_timestamp_seconds", "When the newest root in the bundle expires, "+
+		"in seconds since 1970.", func(c *x509.Certificate) time.Time { return c.NotAfter })
 	return m
 }
 

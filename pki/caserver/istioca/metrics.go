@@ -41,23 +41,25 @@ func (m *serverMetrics) init(s *Server) {
 	m.failed = m.Counters("citadel_server_csr_sign_err_count", "The number of errors while signing a CSR.", "error",
 		append(slices.Sorted(maps.Values(labels)), unknownLabel)...)
 	m.issued = m.Counter("citadel_server_success_cert_issuance_count", "The number of certificates issued.")
-	m.expiry("citadel_server_root_cert_expiry_", "the first root expires", s.root)
-	m.expiry("citadel_server_cert_chain_expiry_", "the intermediate that signs expires", s.intermediate.Load)
+	left := func(end time.Time) float64 { return time.Until(end).Seconds() }
+	m.expiry("citadel_server_root_cert_expiry_timestamp", "When the first root expires, in seconds since 1970.",
+		s.root, metrics.Seconds)
+	m.expiry("citadel_server_root_cert_expiry_seconds", "The seconds until the first root expires; "+
+		"negative after that.", s.root, left)
+	m.expiry("citadel_server_cert_chain_expiry_timestamp", "When the intermediate that signs expires, "+
+		"in seconds since 1970.", s.intermediate.Load, metrics.Seconds)
+	m.expiry("citadel_server_cert_chain_expiry_seconds", "The seconds until the intermediate that signs expires; "+
+		"negative after that.", s.intermediate.Load, left)
 }
 
-// expiry adds two gauges about the end of a certificate, which may be nil.
-func (m *serverMetrics) expiry(name, what string, certificate func() *x509.Certificate) {
-	add := func(name, help string, value func(end time.Time) float64) {
-		m.Gauge(name, help, func() (float64, bool) {
-			if c := certificate(); c != nil {
-				return value(c.NotAfter), true
-			}
-			return 0, false
-		})
-	}
-	add(name+"timestamp", "When "+what+", in seconds since 1970.", metrics.Seconds)
-	add(name+"seconds", "The seconds until "+what+"; negative after that.", func(end time.Time) float64 {
-		return time.Until(end).Seconds()
+// expiry adds a gauge about the end of a certificate, which may be nil.
+func (m *serverMetrics) expiry(name, help string, certificate func() *x509.Certificate,
+	value func(end time.Time) float64) {
+	m.Gauge(name, help, func() (float64, bool) {
+		if c := certificate(); c != nil {
+			return value(c.NotAfter), true
+		}
+		return 0, false
 	})
 }
 
