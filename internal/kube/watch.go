@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -49,9 +50,7 @@ func (c *Client) Watch(ctx context.Context, path string, query url.Values) iter.
 			limit = n
 		}
 		asked := url.Values{"watch": {"true"}, "timeoutSeconds": {strconv.Itoa(limit)}}
-		for name, values := range query {
-			asked[name] = values
-		}
+		maps.Copy(asked, query)
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
 		patience := time.AfterFunc(requestTimeout, func() { cancel(errSilent) })
