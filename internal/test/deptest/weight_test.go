@@ -38,7 +38,7 @@ func TestWeight(t *testing.T) {
 		{"spiffe/workloadapi", "workloadapi.New, (*workloadapi.Source).Run", 7.2},
 		{"spiffe/workloadserver", "workloadserver.NewHandler, (*unixsocket.Server).Run", 7.2},
 		{"spiffe/filesource", "filesource.New, (*filesource.Source).Run", 7.2},
-		{"spiffe/filesink", "filesink.New, (*filesink.Sink).Run", 4.1},
+		{"spiffe/filesink", "filesink.New, (*filesink.Sink).Run", 4.2},
 		{"spiffe/source", "source.NewLastGood, source.NewMerge", 7.2},
 		{"spiffe/health", "health.New, (*health.Handler).ServeHTTP", 7.2},
 		{"pki", "pki.NewCSR, pki.ParseCSR, pki.NewRoot", 4},
