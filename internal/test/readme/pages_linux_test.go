@@ -267,7 +267,7 @@ func TestTwoCommands(t *testing.T) {
 	authority.await("metrics, health:")
 	agent := open(t, printed[2], user...)
 	first := ready()
-	agent.await("asked=24h0m0s")
+	agent.await("secretcache: new certificate")
 	healthy(agent.interrupt())
 
 	healthy(authority.interrupt())
