@@ -128,3 +128,48 @@ type taken bool
 
 func (taken) Error() string     { return "it is gone" }
 func (t taken) Withdrawn() bool { return bool(t) }
+
+// An identity for one side replaces none that served the other side, too, while that is valid.
+func TestUsages(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	with := func(usages ...x509.ExtKeyUsage) *spiffe.SVID {
+		return ca.SVID("/web", func(c *x509.Certificate) { c.ExtKeyUsage = usages })
+	}
+	both := with(x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth)
+	server, client, neither := with(x509.ExtKeyUsageServerAuth), with(x509.ExtKeyUsageClientAuth), with(x509.ExtKeyUsageCodeSigning)
+	expired := ca.SVID("/web", func(c *x509.Certificate) {
+		c.NotBefore, c.NotAfter = time.Now().Add(-2*time.Hour), time.Now().Add(-time.Hour)
+	})
+	for name, c := range map[string]struct {
+		svid, old *spiffe.SVID
+		note, err string
+	}{
+		"both sides":                 {both, server, "", ""},
+		"neither":                    {neither, nil, "", "permit neither a server nor a client"},
+		"a server, the first":        {server, nil, "permit a server only", ""},
+		"a client, the first":        {client, nil, "permit a client only", ""},
+		"a server after both":        {server, both, "", "permit less than those of the certificate in force"},
+		"a client after a server":    {client, server, "", "permit less than those of the certificate in force"},
+		"a server after a server":    {server, server, "permit a server only", ""},
+		"a client after what is old": {client, expired, "permit a client only", ""},
+	} {
+		note, err := sourcereport.Usages(c.svid, c.old)
+		for got, want := range map[error]string{note: c.note, err: c.err} {
+			if want == "" {
+				assert.NoError(t, got, name)
+			} else {
+				assert.ErrorContains(t, got, want, name)
+			}
+		}
+	}
+}
+
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	svid := ca.SVID("/web")
+	require.NoError(t, sourcereport.Refused(svid, ca.Bundle(), time.Now()))
+	require.ErrorContains(t, sourcereport.Refused(svid, ca.Bundle(), svid.NotAfter().Add(time.Minute)), "expired")
+	require.Error(t, sourcereport.Refused(svid, spiffetest.NewCA(t, "example.org").Bundle(), time.Now()))
+}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -415,4 +416,22 @@ func same(want, got any) bool {
 		return true
 	}
 	return want == got
+}
+
+func TestReadObject(t *testing.T) {
+	t.Parallel()
+	var names []string
+	require.NoError(t, strictjson.ReadObject([]byte(`{"a": [1], "b": 2}`), func(name string, _ *strictjson.Reader) { names = append(names, name) }))
+	assert.Equal(t, []string{"a", "b"}, names)
+	wide, deep := []byte("{"), strings.Repeat("[", 20_000)+strings.Repeat("]", 20_000)
+	for i := range strictjson.MaxMembers + 1 {
+		wide = fmt.Appendf(wide, `"%d":1,`, i)
+	}
+	for doc, code := range map[string]strictjson.Code{
+		`[1]`: strictjson.Syntax, `1`: strictjson.Syntax, ``: strictjson.Syntax, `{"a":1,"a":2}`: strictjson.Duplicate,
+		`{"a":[{"b":1,"b":2},3]}`: strictjson.Duplicate, string(wide) + `"x":1}`: strictjson.TooLarge, `{"a":` + deep + `}`: strictjson.TooLarge,
+	} {
+		err := strictjson.ReadObject([]byte(doc), func(string, *strictjson.Reader) {})
+		assert.Equal(t, code, must.As[*strictjson.Error](err)(t).Code, "%.40q", doc)
+	}
 }
