@@ -145,7 +145,11 @@ func TestBundleVectors(t *testing.T) {
 					assert.Nil(t, b)
 					assert.Equal(t, `bundle of "example.org"`, e.What)
 					assert.Equal(t, v.Rule, e.Rule, "%v", err)
-					assert.Equal(t, v.Offset, e.Offset, "%v", err)
+					if strings.HasPrefix(e.Reason, "not JSON") { // releases of encoding/json differ by a byte or two
+						assert.InDelta(t, v.Offset, e.Offset, 2, "%v", err)
+					} else {
+						assert.Equal(t, v.Offset, e.Offset, "%v", err)
+					}
 					assert.Equal(t, v.TooLarge, errors.Is(err, spiffe.ErrTooLarge))
 					return
 				}

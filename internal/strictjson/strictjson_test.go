@@ -178,7 +178,11 @@ func TestErrors(t *testing.T) {
 		name := c.doc[:min(len(c.doc), 40)]
 		e := must.As[*strictjson.Error](err)(t, name)
 		assert.Equal(t, c.code, e.Code, "%q: %v", name, err)
-		assert.Equal(t, c.offset, e.Offset, "%q: %v", name, err)
+		if c.code == strictjson.Syntax { // releases of encoding/json differ by a byte or two
+			assert.InDelta(t, c.offset, e.Offset, 2, "%q: %v", name, err)
+		} else {
+			assert.Equal(t, c.offset, e.Offset, "%q: %v", name, err)
+		}
 		assert.NotEmpty(t, e.Reason)
 	}
 	_, err := read(`{"a":1,"a":1}`)
