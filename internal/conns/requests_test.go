@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"maps"
 	"log/slog"
 	"net"
 	"net/http"
@@ -165,7 +166,7 @@ func h2(t *testing.T, c net.Conn, window uint32) (answers func() map[uint32]stri
 		synctest.Wait()
 		mu.Lock()
 		defer mu.Unlock()
-		return got
+		return maps.Clone(got)
 	}
 }
 
