@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certs/bundleorder"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -96,7 +95,7 @@ func (c *client) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration)
 		chain = certchain.Tidy(chain, csr.PublicKey())
 	}
 	err = c.check(chain, csr, want, bundles)
-	if bundleorder.Unvouched(err) {
+	if e, ok := errors.AsType[*spiffe.VerifyError](err); ok && e.Unvouched() {
 		if bundles, err = c.FetchBundles(ctx); err != nil {
 			return nil, err
 		}

@@ -98,12 +98,16 @@ func (t *trust) fromCA() *spiffe.BundleSet {
 // apply publishes the CA's bundles, except bundles that are older than the ones seen or not plausible. The caller
 // holds mu, which apply releases.
 func (m *Manager) apply(ctx context.Context, set *spiffe.BundleSet) error {
-	good, err := m.merge(ctx, m.trust.Load().fromCA(), set)
+	good, prevailed, err := m.merge(m.trust.Load().fromCA(), set)
 	if good == nil {
 		m.mu.Unlock()
 		return err
 	}
 	m.publishTrust(ctx, good)
+	for _, td := range prevailed {
+		const message = "secretcache: bundle with an implausible sequence number accepted, as the CA insists"
+		m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, message, slog.String("trust_domain", td.String()))
+	}
 	return err
 }
 
@@ -152,15 +156,16 @@ func (m *Manager) followFederated(ctx context.Context) {
 
 // merge returns set without refused bundles: those whose sequence number went down or is not plausible. The bundle of
 // old, which may be nil, replaces each of them, if there is one. The error names the refused bundles, with the
-// reasons. The result is nil, with an error, for a set that is nil or has no good bundle of the Manager's own trust
-// domain. The caller holds mu.
-func (m *Manager) merge(ctx context.Context, old, set *spiffe.BundleSet) (good *spiffe.BundleSet, refused error) {
+// reasons; prevailed names implausible bundles on which the CA has insisted. good is nil, with an error, for a set
+// that is nil or has no good bundle of the Manager's own trust domain. The caller holds mu.
+func (m *Manager) merge(old, set *spiffe.BundleSet) (good *spiffe.BundleSet, prevailed []spiffe.TrustDomain,
+	refused error) {
 	own := m.domain()
 	if set == nil {
-		return nil, errors.New("the CA's answer is refused: it has no bundles")
+		return nil, nil, errors.New("the CA's answer is refused: it has no bundles")
 	}
 	if _, err := set.Bundle(own); err != nil {
-		return nil, fmt.Errorf("the CA's answer is refused: %w", err)
+		return nil, nil, fmt.Errorf("the CA's answer is refused: %w", err)
 	}
 	bundles := map[spiffe.TrustDomain]*spiffe.Bundle{}
 	for b := range set.All() {
@@ -170,7 +175,11 @@ func (m *Manager) merge(ctx context.Context, old, set *spiffe.BundleSet) (good *
 				bundles[td] = have
 			}
 		}
-		if err := m.judge(ctx, bundles[td], b); err != nil {
+		won, err := m.judge(bundles[td], b)
+		if won {
+			prevailed = append(prevailed, td)
+		}
+		if err != nil {
 			refused = errors.Join(refused, fmt.Errorf("the CA's answer is refused: %w", err))
 		} else if !b.Equal(bundles[td]) { // else the pointer stays, as nothing has changed
 			bundles[td] = b
@@ -181,9 +190,9 @@ func (m *Manager) merge(ctx context.Context, old, set *spiffe.BundleSet) (good *
 		return err != nil
 	})
 	if bundles[own] == nil {
-		return nil, refused
+		return nil, nil, refused
 	}
-	return newSet(bundles), refused
+	return newSet(bundles), prevailed, refused
 }
 
 func newSet(bundles map[spiffe.TrustDomain]*spiffe.Bundle) *spiffe.BundleSet {
@@ -191,30 +200,26 @@ func newSet(bundles map[spiffe.TrustDomain]*spiffe.Bundle) *spiffe.BundleSet {
 	return set
 }
 
-// judge returns the reason not to replace have, which may be nil, with b. The caller holds mu.
-func (m *Manager) judge(ctx context.Context, have, b *spiffe.Bundle) error {
+// judge returns the reason not to replace have, which may be nil, with b, or whether the CA has insisted on an
+// implausible b for long enough. The caller holds mu.
+func (m *Manager) judge(have, b *spiffe.Bundle) (won bool, err error) {
 	td := b.TrustDomain()
 	if !b.Supersedes(have) {
 		n, _ := b.Sequence()
 		last, _ := have.Sequence()
 		delete(m.offers, td)
-		return fmt.Errorf("the bundle of %q has sequence number %d, and %d was seen before", td, n, last)
+		return false, fmt.Errorf("the bundle of %q has sequence number %d, and %d was seen before", td, n, last)
 	}
 	o := m.offers[td]
 	if o == nil {
 		o = new(bundleorder.Offers)
 		m.offers[td] = o
 	}
-	won, err := o.Judge(have, b, time.Now())
-	if won {
-		const message = "secretcache: bundle with an implausible sequence number accepted, as the CA insists"
-		m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, message, slog.String("trust_domain", td.String()))
+	if won, err = o.Judge(have, b, time.Now()); err != nil {
+		return won, fmt.Errorf("%q: %w", td, err)
 	}
-	if err == nil {
-		delete(m.offers, td)
-		return nil
-	}
-	return fmt.Errorf("%q: %w", td, err)
+	delete(m.offers, td)
+	return won, nil
 }
 
 // findOrphans schedules identities whose root has left the bundle for renewal at once. The caller holds mu.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certs/bundleorder"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -36,7 +35,7 @@ func (m *Manager) issue(ctx context.Context, e *entry) error {
 		return fmt.Errorf("the CA's answer is refused: %w", err)
 	}
 	path, err := m.verify(t, want, got)
-	if bundleorder.Unvouched(err) { // the CA may have a new root
+	if e, ok := errors.AsType[*spiffe.VerifyError](err); ok && e.Unvouched() { // the CA may have a new root
 		if fetchErr := m.refresh(ctx, t); fetchErr != nil {
 			return fmt.Errorf("the CA's answer is refused: %w; no newer bundles: %w", err, fetchErr)
 		}

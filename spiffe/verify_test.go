@@ -443,3 +443,15 @@ func TestErrorsInOneZone(t *testing.T) {
 	require.Error(t, err)
 	assert.NotContains(t, err.Error(), "+05:30")
 }
+
+func TestUnvouched(t *testing.T) {
+	t.Parallel()
+	for err, want := range map[*spiffe.VerifyError]bool{
+		{Stage: "chain"}:                true,
+		{Stage: "bundle"}:               true,
+		{Stage: "chain", Rule: "X5-39"}: false,
+		{Stage: "policy"}:               false,
+	} {
+		assert.Equal(t, want, err.Unvouched(), "%v", err)
+	}
+}

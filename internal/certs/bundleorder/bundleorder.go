@@ -16,7 +16,6 @@
 package bundleorder
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -87,12 +86,6 @@ func times(last, n uint64, now time.Time) bool {
 func empty(b *spiffe.Bundle) bool {
 	c := b.Contents()
 	return len(c.X509Authorities)+len(c.JWTAuthorities)+len(c.WITAuthorities) == 0
-}
-
-// Unvouched reports whether newer bundles could vouch for the chain that err refuses.
-func Unvouched(err error) bool {
-	e, ok := errors.AsType[*spiffe.VerifyError](err)
-	return ok && e.Unvouched()
 }
 
 // Offers keeps a publisher's held bundle. The zero Offers is ready to use. It is not safe for concurrent use.

@@ -187,16 +187,3 @@ func TestDoubtKinds(t *testing.T) {
 		assert.Empty(t, bundleorder.Doubt(f.full(7), have, time.Now()))
 	}
 }
-
-func TestUnvouched(t *testing.T) {
-	t.Parallel()
-	for err, want := range map[error]bool{
-		&spiffe.VerifyError{Stage: "chain"}:                true,
-		&spiffe.VerifyError{Stage: "bundle"}:               true,
-		&spiffe.VerifyError{Stage: "chain", Rule: "X5-39"}: false,
-		&spiffe.VerifyError{Stage: "policy"}:               false,
-		fmt.Errorf("another error"):                        false,
-	} {
-		assert.Equal(t, want, bundleorder.Unvouched(fmt.Errorf("wrapped: %w", err)), "%v", err)
-	}
-}

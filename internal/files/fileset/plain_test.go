@@ -422,7 +422,7 @@ func TestOneWriter(t *testing.T) {
 	}
 }
 
-// Whoever can read the directory can lock it, as with flock(1): that stops no write, of plain files or links.
+// A user who can read the directory can lock it, as with flock(1). That stops no write, of plain files or links.
 func TestLockOfAnother(t *testing.T) {
 	t.Parallel()
 	if !flock.Supported {
