@@ -199,7 +199,7 @@ func (p *bundleParser) addEntries() *ParseError {
 
 // readKeys reads the entries. A syntax error ends its loops, and End reports it.
 func (p *bundleParser) readKeys(r *strictjson.Reader) *ParseError {
-	if r.Kind() != strictjson.Array {
+	if k := r.Kind(); k != strictjson.Array && k != strictjson.None {
 		return p.fault(r.Offset(), "BND-9", `"keys" is not an array`)
 	}
 	p.seen = true

@@ -145,11 +145,7 @@ func TestBundleVectors(t *testing.T) {
 					assert.Nil(t, b)
 					assert.Equal(t, `bundle of "example.org"`, e.What)
 					assert.Equal(t, v.Rule, e.Rule, "%v", err)
-					if strings.HasPrefix(e.Reason, "not JSON") { // releases of encoding/json differ by a byte or two
-						assert.InDelta(t, v.Offset, e.Offset, 2, "%v", err)
-					} else {
-						assert.Equal(t, v.Offset, e.Offset, "%v", err)
-					}
+					assert.Equal(t, v.Offset, e.Offset, "%v", err)
 					assert.Equal(t, v.TooLarge, errors.Is(err, spiffe.ErrTooLarge))
 					return
 				}
@@ -472,7 +468,7 @@ func TestParseBundleHostile(t *testing.T) {
 	m := newBundleMaterial()
 	const tooLarge, refused, accepted = "too large", "refused", "accepted"
 	for name, c := range map[string]struct{ doc, want string }{
-		"nested arrays":        {fill("", "[", ""), tooLarge},
+		"nested arrays":        {fill(`{"keys":`, "[", ""), tooLarge},
 		"nested in a key":      {fill(`{"keys":[{"a":`, `[`, ""), tooLarge},
 		"nested objects":       {fill("", `{"a":`, ""), tooLarge},
 		"100,000 keys":         {fill(`{"keys":[`, `{},`, `{}]}`), tooLarge},

@@ -49,7 +49,7 @@ func ParseBundleMap(doc []byte) (*BundleSet, error) {
 
 // readBundleMap reads the member "trust_domains" into m.
 func readBundleMap(r *strictjson.Reader, m map[TrustDomain]*Bundle) *ParseError {
-	if r.Kind() != strictjson.Object {
+	if k := r.Kind(); k != strictjson.Object && k != strictjson.None {
 		return mapFault(r.Offset(), "MAP-1", `"trust_domains" is not an object`, nil)
 	}
 	keys := 0

@@ -1,6 +1,6 @@
 // Package strictjson reads small JSON documents that may be hostile: trust bundles and the parts of
-// tokens. Package encoding/json checks the syntax. A [Reader] then reads one value after the other, without reflection
-// and without building a tree, and refuses documents that two readers could understand differently:
+// tokens. A [Reader] reads one value after the other, without reflection and without building a tree (the decoder of
+// encoding/json would add 90 kB to a program). It refuses documents that two readers could understand differently:
 //
 //   - duplicate members in one object, at any depth, also if escapes spell the names differently;
 //   - text that is not UTF-8, and escapes that are half of a surrogate pair;
@@ -13,10 +13,10 @@ package strictjson
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"iter"
-	"strings"
+	"strconv"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -26,8 +26,6 @@ const (
 	MaxDepth   = 64       // objects and arrays inside each other
 	MaxMembers = 1 << 13  // members read so far, of all open objects
 )
-
-const tooDeep = "too many objects and arrays inside each other"
 
 // Code is the kind of an [Error].
 type Code int
@@ -43,7 +41,7 @@ const (
 // Error says why a document is refused. It contains at most one character of the input.
 type Error struct {
 	Code   Code
-	Offset int // where the rule is broken
+	Offset int // where the rule is broken, or the value begins that breaks it
 	Reason string
 }
 
@@ -69,7 +67,7 @@ const (
 //
 // Byte slices that a Reader returns may share memory with the input and must not be changed.
 type Reader struct {
-	data  []byte // its syntax is valid, or there is an error
+	data  []byte // valid UTF-8, or there is an error
 	pos   int
 	depth int
 	names int // of all open objects
@@ -82,8 +80,6 @@ func NewReader(data []byte) *Reader {
 	switch {
 	case len(data) > MaxSize:
 		r.fail(TooLarge, MaxSize, "the document is too large")
-	case !json.Valid(data):
-		r.err = syntaxError(data)
 	case !utf8.Valid(data):
 		at := 0
 		for utf8.FullRune(data[at:]) {
@@ -111,22 +107,6 @@ func ReadObject(data []byte, member func(name string, r *Reader)) error {
 	return r.End()
 }
 
-// syntaxError returns the error of a document that is not JSON.
-func syntaxError(data []byte) *Error {
-	err := json.Unmarshal(data, new(any))
-	e := &Error{Code: Syntax, Reason: "not JSON: " + err.Error()}
-	switch {
-	case strings.HasSuffix(e.Reason, "after top-level value"):
-		e.Code, e.Reason = Trailing, "something follows the document"
-	case strings.HasSuffix(e.Reason, "exceeded max depth"):
-		e.Code, e.Reason = TooLarge, tooDeep
-	}
-	if at, ok := errors.AsType[*json.SyntaxError](err); ok {
-		e.Offset = max(0, int(at.Offset)-1)
-	}
-	return e
-}
-
 // Kind returns the kind of the next value, and None after an error.
 func (r *Reader) Kind() Kind {
 	switch c := r.next(); c {
@@ -152,11 +132,15 @@ func (r *Reader) Members() iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		before, seen := r.names, map[string]bool{}
 		r.items('{', '}', func(int) {
-			at := r.pos
-			name := r.quoted()
+			at := r.Offset()
+			name, ok := r.Text()
+			if !ok {
+				r.fail(Syntax, at, "not JSON: a member name is missing here")
+			}
 			if r.names++; r.names > MaxMembers {
 				r.fail(TooLarge, at, "too many members")
 			}
+			r.expect(':', "not JSON: a colon is missing here")
 			r.item(func() bool { return yield(name) })
 			if seen[string(name)] {
 				r.fail(Duplicate, at, "a member occurs twice in one object")
@@ -188,7 +172,8 @@ func (r *Reader) Number() ([]byte, bool) {
 	if r.Kind() != Number {
 		return nil, false
 	}
-	return r.word(), true
+	n := r.word()
+	return n, r.err == nil
 }
 
 // Skip reads a value of any kind, checks it like any other, and returns it as it was written.
@@ -207,6 +192,8 @@ func (r *Reader) Skip() []byte {
 		r.quoted()
 	case Number, Bool, Null:
 		r.word()
+	case None:
+		r.fail(Syntax, from, "not JSON: a value is missing here")
 	}
 	if r.err != nil {
 		return nil
@@ -214,10 +201,10 @@ func (r *Reader) Skip() []byte {
 	return r.data[from:r.pos]
 }
 
-// End returns the first error, or an error if the value was not read; both are an [*Error].
+// End returns the first error, or an error if there is more than was read; both are an [*Error].
 func (r *Reader) End() error {
 	if r.next(); r.err == nil && r.pos < len(r.data) {
-		r.fail(Trailing, r.pos, "the rest was not read")
+		r.fail(Trailing, r.pos, "something follows the document")
 	}
 	if r.err != nil {
 		return r.err
@@ -231,12 +218,15 @@ func (r *Reader) items(begin, end byte, read func(n int)) {
 	case r.next() != begin:
 		return
 	case r.depth == MaxDepth:
-		r.fail(TooLarge, r.pos, tooDeep)
+		r.fail(TooLarge, r.pos, "too many objects and arrays inside each other")
 		return
 	}
 	r.depth++
 	r.pos++
 	for n := 0; r.next() != end && r.err == nil; n++ {
+		if n > 0 {
+			r.expect(',', "not JSON: a comma or the end is missing here")
+		}
 		read(n)
 	}
 	r.depth--
@@ -256,14 +246,22 @@ func (r *Reader) item(loop func() bool) {
 	}
 }
 
-// next skips white space and separators, and returns the byte that follows, or 0 at the end and after an error.
+// expect reads a separator.
+func (r *Reader) expect(separator byte, missing string) {
+	if r.next() != separator {
+		r.fail(Syntax, r.pos, missing)
+	}
+	r.pos++
+}
+
+// next skips white space and returns the byte that follows, or 0 at the end and after an error.
 func (r *Reader) next() byte {
 	if r.err != nil {
 		return 0
 	}
 	for ; r.pos < len(r.data); r.pos++ {
 		switch c := r.data[r.pos]; c {
-		case ' ', '\t', '\n', '\r', ',', ':':
+		case ' ', '\t', '\n', '\r':
 		default:
 			return c
 		}
@@ -273,46 +271,66 @@ func (r *Reader) next() byte {
 
 // word reads a number, true, false or null.
 func (r *Reader) word() []byte {
-	rest := r.data[r.pos:]
-	n := bytes.IndexAny(rest, " \t\n\r,]}")
+	start, n := r.pos, bytes.IndexAny(r.data[r.pos:], " \t\n\r,]}")
 	if n < 0 {
-		n = len(rest)
+		n = len(r.data) - start
 	}
 	r.pos += n
-	return rest[:n:n]
+	return r.valid(start)
 }
 
 // quoted reads a string and returns it unescaped.
 func (r *Reader) quoted() []byte {
 	start := r.pos
-	end := start + 1 + bytes.IndexByte(r.data[start+1:], '"')
-	escaped := bytes.IndexByte(r.data[start:end], '\\') >= 0
-	if escaped { // the quote may be, too
-		for end = start + 1; r.data[end] != '"'; end++ {
-			if r.data[end] == '\\' {
-				end++
-			}
+	for r.pos++; r.pos < len(r.data) && r.data[r.pos] != '"'; r.pos++ {
+		if r.data[r.pos] == '\\' {
+			r.pos++ // the quote may be escaped
 		}
 	}
-	r.pos = end + 1
-	if !escaped {
-		return r.data[start+1 : end : end]
+	r.pos = min(r.pos+1, len(r.data))
+	quoted := r.valid(start)
+	if quoted == nil {
+		return nil
 	}
-	return r.unescape(start, r.data[start:r.pos])
+	text := quoted[1 : len(quoted)-1 : len(quoted)-1]
+	if bytes.IndexByte(text, '\\') >= 0 {
+		text = r.unescape(start, string(text))
+	}
+	return text
 }
 
-// unescape returns the text of a string with escapes, which begins at start. For half of a surrogate pair
-// encoding/json returns U+FFFD.
-func (r *Reader) unescape(start int, quoted []byte) []byte {
-	var text string
-	_ = json.Unmarshal(quoted, &text) // the syntax is valid
-	if n := strings.Count(text, "\ufffd"); n > 0 {
-		as := bytes.ToLower(bytes.ReplaceAll(quoted, []byte(`\\`), nil))
-		if n != bytes.Count(as, []byte("\ufffd"))+bytes.Count(as, []byte(`\ufffd`)) {
-			r.fail(Encoding, start, "half of a surrogate pair")
-		}
+// valid returns what was read from start, if that is a value.
+func (r *Reader) valid(start int) []byte {
+	value := r.data[start:r.pos:r.pos]
+	if !json.Valid(value) {
+		r.fail(Syntax, start, "not JSON: not a value")
+		return nil
 	}
-	return []byte(text)
+	return value
+}
+
+// unescape returns s, a string that begins at start, without its escapes.
+func (r *Reader) unescape(start int, s string) []byte {
+	var text []byte
+	for s != "" {
+		if s[0] == '\\' && s[1] == '/' { // strconv does not know this one
+			s = s[1:]
+		}
+		c, _, rest, err := strconv.UnquoteChar(s, '"')
+		if err != nil { // the syntax is valid, so that this is a surrogate
+			high, _ := strconv.ParseUint(s[2:6], 16, 16)
+			if rest = s[6:]; len(rest) >= 6 && rest[:2] == `\u` {
+				low, _ := strconv.ParseUint(rest[2:6], 16, 16)
+				c, rest = utf16.DecodeRune(rune(high), rune(low)), rest[6:]
+			}
+			if c == 0 || c == utf8.RuneError {
+				r.fail(Encoding, start, "half of a surrogate pair")
+				return nil
+			}
+		}
+		text, s = utf8.AppendRune(text, c), rest
+	}
+	return text
 }
 
 func (r *Reader) fail(code Code, offset int, reason string) {

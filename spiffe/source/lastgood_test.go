@@ -362,7 +362,7 @@ func TestDamaged(t *testing.T) {
 		root   bool
 	}{
 		"no bundles":           {bundles, func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) }, "no such file", false, false},
-		"empty bundles":        {bundles, edit(all("")), "not JSON", false, false},
+		"empty bundles":        {bundles, edit(all("")), "not a JSON object", false, false},
 		"half the bundles":     {bundles, edit(func(b []byte) []byte { return b[:len(b)/2] }), "not JSON", false, false},
 		"without the time":     {bundles, edit(all(`{"trust_domains":{}}`)), "svidkit_saved", false, false},
 		"the time is a text":   {bundles, edit(all(`{"svidkit_saved":"now","trust_domains":{}}`)), "svidkit_saved", false, false},

@@ -141,7 +141,7 @@ func TestDial(t *testing.T) {
 	}{
 		"Deny":   {(*federationtest.Endpoint).Deny, "HTTP status 403"},
 		"Hang":   {(*federationtest.Endpoint).Hang, "deadline exceeded"},
-		"Garble": {(*federationtest.Endpoint).Garble, "not JSON"},
+		"Garble": {(*federationtest.Endpoint).Garble, `"keys" is not an array`},
 		"Drop":   {(*federationtest.Endpoint).Drop, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
