@@ -106,7 +106,7 @@ func TestWeightOfPrograms(t *testing.T) {
 		name, uses string
 		maxMB      float64 // of 10⁶ bytes, on linux/amd64
 	}{
-		{"a service that serves and calls with an identity from an agent", "spiffe.NewVerifier, workloadapi.New, (*workloadapi.Source).Run" + peers + ", (*http.Server).ServeTLS, (*http.Client).Do", 7.65},
+		{"a service that serves and calls with an identity from an agent", "spiffe.NewVerifier, workloadapi.New, (*workloadapi.Source).Run" + peers + ", (*http.Server).ServeTLS, (*http.Client).Do", 7.5},
 		{"identity from an agent and from a CA", workload, 7.5},
 		{"and mutual TLS, and the agent's handler", workload + peers + ", workloadserver.NewHandler", 7.85},
 		{"and a server and a client of net/http", workload + peers + ", workloadserver.NewHandler, (*unixsocket.Server).Run, (*http.Server).ServeTLS, (*http.Client).Do", 8.6},
