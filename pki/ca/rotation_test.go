@@ -255,7 +255,7 @@ func TestRunReplacesRootsInTime(t *testing.T) {
 			go func() { _ = a.Run(t.Context()) }()
 			csr := newCSR(t)
 			roots := map[string]bool{}
-			for end := time.Now().Add(4 * cfg.Rotation.RootTTL); time.Now().Before(end); time.Sleep(cfg.Rotation.RootTTL / 79) {
+			for end := time.Now().Add(4 * cfg.Rotation.RootTTL); time.Now().Before(end); time.Sleep(cfg.Rotation.RootTTL / time.Duration(rounds.Of(20)-1)) {
 				leaf := sign(t, a, csr, 0)
 				require.Equal(t, time.Now().Add(cfg.DefaultTTL).UTC().Truncate(time.Second), leaf.NotAfter, "cut short")
 				roots[string(leaf.AuthorityKeyId)] = true
@@ -288,26 +288,26 @@ func TestRunTriesAgain(t *testing.T) {
 }
 
 func TestOneOfManyRotations(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	// RSA keys take so long that all of them are made before one wins.
-	a := newAuthority(t, func(c *ca.Config) { c.Rotation.KeyAlgorithm = "rsa-2048" })
-	var won, lost atomic.Int32
-	var wg sync.WaitGroup
-	for range 3 {
-		wg.Go(func() {
-			if _, err := a.Rotate(t.Context()); err == nil {
-				won.Add(1)
-			} else if assert.ErrorIs(t, err, ca.ErrRotating) {
-				lost.Add(1)
-			}
-		})
-	}
-	wg.Wait()
-	assert.EqualValues(t, 1, won.Load())
-	assert.EqualValues(t, 2, lost.Load())
-	assert.Len(t, a.Roots(), 2)
-	assert.EqualValues(t, 2, sequence(t, a.Bundle()))
+	bubble.Test(t, func(t *testing.T) {
+		// The store takes so long that all of them have made a key before one wins.
+		a := open(t, &faultStore{Store: ca.NewMemoryStore(), decide: func(string) (fault, time.Duration) { return fine, time.Second }})
+		var won, lost atomic.Int32
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				if _, err := a.Rotate(t.Context()); err == nil {
+					won.Add(1)
+				} else if assert.ErrorIs(t, err, ca.ErrRotating) {
+					lost.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		assert.EqualValues(t, 1, won.Load())
+		assert.EqualValues(t, 2, lost.Load())
+		assert.Len(t, a.Roots(), 2)
+		assert.EqualValues(t, 2, sequence(t, a.Bundle()))
+	})
 }
 
 // M.21: each interval of checks the log has a line that says that the root stays, and for how long; none when it is replaced.
@@ -353,7 +353,6 @@ func TestRunDefaults(t *testing.T) {
 // the bundle that a verifier fetched one Propagation ago, and for a peer whose clock is slow by
 // Backdate.
 func TestEveryLiveLeafAlwaysVerifies(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	for seed := range uint64(rounds.Of(2)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -378,7 +377,8 @@ func randomSchedule(t *testing.T, seed uint64) {
 	var live []*x509.Certificate
 	var history []*spiffe.Bundle // one for each tick
 	rotations, checks := 0, 0
-	for i := range 6000 { // 16 hours
+	ticks := rounds.Of(1500) // four hours
+	for i := range ticks {
 		if rng.IntN(15) == 0 {
 			live = append(live, sign(t, a, csr, time.Duration(1+rng.Int64N(int64(2*time.Hour)))+time.Second))
 		}
@@ -410,8 +410,8 @@ func randomSchedule(t *testing.T, seed uint64) {
 		}
 		time.Sleep(tick)
 	}
-	assert.Greater(t, rotations, 20)
-	assert.Greater(t, checks, 50000)
+	assert.Greater(t, rotations, ticks/300)
+	assert.Greater(t, checks, 8*ticks)
 }
 
 // vouches is verify without its arithmetic on curves.
@@ -426,7 +426,6 @@ func vouches(b *spiffe.Bundle, leaf *x509.Certificate, now time.Time) bool {
 
 // In real time, many goroutines sign, rotate and read at once.
 func TestConcurrency(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	a := newAuthority(t, func(c *ca.Config) { c.Rotation.Propagation, c.Backdate = 5*time.Millisecond, time.Millisecond })
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // a second is the usual time
@@ -448,7 +447,7 @@ func TestConcurrency(t *testing.T) {
 	rotations := 0
 	wg.Go(func() {
 		defer cancel()
-		for ctx.Err() == nil && rotations < 12 {
+		for ctx.Err() == nil && rotations < rounds.Of(3) {
 			changed := a.Changed() // before, as the next step may come any moment
 			switch _, err := a.Rotate(ctx); {
 			case err == nil:
@@ -484,5 +483,5 @@ func TestConcurrency(t *testing.T) {
 		}
 	})
 	wg.Wait()
-	assert.Equal(t, 12, rotations)
+	assert.Equal(t, rounds.Of(3), rotations)
 }
