@@ -3,6 +3,7 @@ package ca_test
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -142,27 +143,41 @@ func TestRevoke(t *testing.T) {
 
 // A full bundle has no room for a successor; there is one as soon as there is room.
 func TestTaintInAFullBundle(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	both(t, func(t *testing.T, make func(...func(*ca.Config)) *ca.Authority) {
-		a := make(func(c *ca.Config) { c.Rotation.Propagation, c.MaxTTL = time.Second, time.Hour })
-		csr := newCSR(t)
+	bubble.Run(t, "New", func(t *testing.T) {
+		a := newAuthority(t, func(c *ca.Config) { c.Rotation.Propagation, c.MaxTTL = time.Second, time.Hour })
 		for range 63 {
-			sign(t, a, csr, time.Hour)
 			must.Get(a.Rotate(t.Context()))(t)
 			time.Sleep(time.Second)
 		}
-		roots := a.Roots()
-		require.Len(t, roots, 64)
-		require.NoError(t, a.Taint(t.Context(), roots[63].ID))
-		require.Len(t, a.Roots(), 64)
-		require.True(t, a.Roots()[63].Tainted)
-		run(t, a)
-		time.Sleep(70 * time.Minute)
-		synctest.Wait()
-		roots = a.Roots()
-		assert.False(t, roots[len(roots)-1].Tainted)
+		taintWhenFull(t, a)
 	})
+	bubble.Run(t, "Open", func(t *testing.T) { taintWhenFull(t, open(t, fullStore(t, time.Hour))) })
+}
+
+func taintWhenFull(t *testing.T, a *ca.Authority) {
+	t.Helper()
+	roots := a.Roots()
+	require.Len(t, roots, 64)
+	require.NoError(t, a.Taint(t.Context(), roots[63].ID))
+	require.Len(t, a.Roots(), 64)
+	require.True(t, a.Roots()[63].Tainted)
+	a.ReadSeldom()
+	run(t, a)
+	time.Sleep(70 * time.Minute)
+	synctest.Wait()
+	roots = a.Roots()
+	assert.False(t, roots[len(roots)-1].Tainted)
+}
+
+// fullStore has a CA with 63 roots of others, which retire after stay.
+func fullStore(t *testing.T, stay time.Duration) ca.Store {
+	t.Helper()
+	cert, key := istioCA(t)
+	others := make([]*x509.Certificate, 63)
+	for i := range others {
+		others[i] = newOffline(t, func(o *pki.CertificateOptions) { o.NotAfter = time.Now().Add(stay) }).cert()
+	}
+	return put(t, istioSecret(t, cert, key, others...))
 }
 
 // A replica that signs no tokens may say that one of their keys is in wrong hands.
@@ -201,22 +216,19 @@ func TestTaintJWTKeyOfOthers(t *testing.T) {
 // A key that is renewed needs no room, and everything else does: no authority could open a record with more
 // keys than the limit.
 func TestIstioRotationInAFullBundle(t *testing.T) {
-	rounds.NotShort(t)
 	bubble.Test(t, func(t *testing.T) {
-		store := ca.NewMemoryStore()
+		store := fullStore(t, 100*time.Hour)
 		edit := func(c *ca.Config) {
 			c.Rotation = ca.Rotation{KeepKey: true, Manual: true, Propagation: time.Second}
 			c.MaxTTL, c.JWT = 90*24*time.Hour, &ca.JWTConfig{MaxTTL: 90 * 24 * time.Hour}
 		}
-		a := open(t, store, edit)
-		a.SetTaintGrace(100 * time.Hour)
+		a, tokens := open(t, store, edit), newAuthority(t, edit)
 		newest := func() ca.KeyStatus { roots := a.Roots(); return roots[len(roots)-1] }
 		for range 63 {
-			require.NoError(t, a.Taint(t.Context(), newest().ID))
-			must.Get(a.RotateJWT(t.Context()))(t)
+			must.Get(tokens.RotateJWT(t.Context()))(t)
 			time.Sleep(2 * time.Second)
 		}
-		_, err := a.RotateJWT(t.Context())
+		_, err := tokens.RotateJWT(t.Context())
 		require.ErrorIs(t, err, ca.ErrRotating)
 		require.ErrorContains(t, err, "64 JWT keys are in the bundle")
 		renewed := must.Get(a.Rotate(t.Context()))(t)
