@@ -37,7 +37,7 @@ func TestSignJWT(t *testing.T) {
 	t.Parallel()
 	for _, alg := range []string{"ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512"} {
 		bubble.Run(t, alg, func(t *testing.T) {
-			if strings.Contains("RS384 RS512 PS384 PS512", alg) { // the time goes into keys, and the issuer's tests have them all
+			if alg[0] != 'E' && alg != "RS256" { // the time goes into keys, and the issuer's tests have them all
 				rounds.Slow(t)
 			}
 			records := &auditor{}

@@ -336,10 +336,10 @@ func TestRunLogsChecks(t *testing.T) {
 
 func TestRunDefaults(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		a := newAuthority(t)
+		const day = 24 * time.Hour
+		a := newAuthority(t, func(c *ca.Config) { c.Rotation.CheckInterval = 10 * day }) // looks change nothing
 		go func() { _ = a.Run(t.Context()) }()
 		n := namer{}
-		const day = 24 * time.Hour
 		time.Sleep(3650*day - 730*day - 90*day - 25*time.Minute - time.Second)
 		synctest.Wait()
 		assert.Equal(t, "seq 1: A active", n.look(t, a))

@@ -18,6 +18,7 @@ import (
 	"math/big"
 	mathrand "math/rand/v2"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -445,19 +446,11 @@ func TestOthersTouchTheSecret(t *testing.T) {
 	})
 }
 
-var istiosKey = sync.OnceValue(func() *rsa.PrivateKey {
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		panic(err)
-	}
-	return key
-})
-
 // istiosSecret is a Secret as Istio's CA creates it for itself: a root without SPIFFE ID, whose organization
 // is the trust domain, and which may sign certificates and nothing else, with an RSA key.
 func istiosSecret(t *testing.T, block string) (map[string]any, *x509.Certificate, *rsa.PrivateKey) {
 	t.Helper()
-	key := istiosKey()
+	key := must.Get(pki.ParsePrivateKeyPEM(must.Get(os.ReadFile("../testdata/rsa-0.pem"))(t)))(t).(*rsa.PrivateKey)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(0x7e57), Subject: pkix.Name{Organization: []string{domain.String()}},
 		NotBefore: time.Now().Add(-24 * time.Hour), NotAfter: time.Now().Add(3650 * 24 * time.Hour),
