@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -240,22 +239,17 @@ func TestRunTellsOfEachStep(t *testing.T) {
 func TestRunReplacesRootsInTime(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-3.3-3")
-	for name, edit := range map[string]func(*ca.Config){
-		"least room": func(c *ca.Config) {
-			c.Rotation.RootTTL, c.Rotation.Propagation, c.DefaultTTL, c.MaxTTL = 48*time.Hour+2*time.Second, 4*time.Hour, 20*time.Hour, 20*time.Hour
-		},
-		"ten times the room": func(c *ca.Config) {
-			c.Rotation.RootTTL, c.Rotation.Propagation, c.DefaultTTL, c.MaxTTL = 480*time.Hour, 4*time.Hour, 20*time.Hour, 60*time.Hour
-		},
+	for name, ttl := range map[string]struct{ root, longest time.Duration }{
+		"least room": {48*time.Hour + 2*time.Second, 20 * time.Hour}, "ten times the room": {480 * time.Hour, 60 * time.Hour},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
-			var cfg ca.Config
-			edit(&cfg)
-			a := newAuthority(t, edit)
+			cfg := ca.Config{DefaultTTL: 20 * time.Hour, MaxTTL: ttl.longest}
+			cfg.Rotation.RootTTL, cfg.Rotation.Propagation = ttl.root, 4*time.Hour
+			a := newAuthority(t, func(c *ca.Config) { *c, c.TrustDomain = cfg, td })
 			go func() { _ = a.Run(t.Context()) }()
 			csr := newCSR(t)
 			roots := map[string]bool{}
-			for end := time.Now().Add(4 * cfg.Rotation.RootTTL); time.Now().Before(end); time.Sleep(cfg.Rotation.RootTTL / time.Duration(rounds.Of(20)-1)) {
+			for end := time.Now().Add(4 * ttl.root); time.Now().Before(end); time.Sleep(ttl.root / time.Duration(rounds.Of(20)-1)) {
 				leaf := sign(t, a, csr, 0)
 				require.Equal(t, time.Now().Add(cfg.DefaultTTL).UTC().Truncate(time.Second), leaf.NotAfter, "cut short")
 				roots[string(leaf.AuthorityKeyId)] = true
@@ -291,20 +285,16 @@ func TestOneOfManyRotations(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		// The store takes so long that all of them have made a key before one wins.
 		a := open(t, &faultStore{Store: ca.NewMemoryStore(), decide: func(string) (fault, time.Duration) { return fine, time.Second }})
-		var won, lost atomic.Int32
+		var errs [3]error
 		var wg sync.WaitGroup
-		for range 3 {
-			wg.Go(func() {
-				if _, err := a.Rotate(t.Context()); err == nil {
-					won.Add(1)
-				} else if assert.ErrorIs(t, err, ca.ErrRotating) {
-					lost.Add(1)
-				}
-			})
+		for i := range errs {
+			wg.Go(func() { _, errs[i] = a.Rotate(t.Context()) })
 		}
 		wg.Wait()
-		assert.EqualValues(t, 1, won.Load())
-		assert.EqualValues(t, 2, lost.Load())
+		lost := slices.DeleteFunc(errs[:], func(err error) bool { return err == nil })
+		require.Len(t, lost, 2)
+		assert.ErrorIs(t, lost[0], ca.ErrRotating)
+		assert.ErrorIs(t, lost[1], ca.ErrRotating)
 		assert.Len(t, a.Roots(), 2)
 		assert.EqualValues(t, 2, sequence(t, a.Bundle()))
 	})
