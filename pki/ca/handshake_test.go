@@ -246,7 +246,7 @@ func TestNoHandshakeFails(t *testing.T) {
 				m.run(t, rotations)
 				assert.Zero(t, m.failed, "of %d handshakes", m.tried)
 				assert.Equal(t, rotations, m.rotations)
-				assert.GreaterOrEqual(t, float64(m.tried), map[bool]float64{true: 35, false: 190}[rounds.Of(1) == 1]*time.Since(start).Seconds())
+				assert.GreaterOrEqual(t, float64(m.tried), float64(min(35*rounds.Of(rounds.Of(1)), 190))*time.Since(start).Seconds())
 			})
 		})
 	}
