@@ -292,7 +292,7 @@ func TestIssueLeafRefuses(t *testing.T) {
 	rootKey := newKey(t, "ecdsa-p256")
 	root := must.Get(pki.NewRoot(rootKey, rootOptions()))(t)
 	end := root.Certificate().NotAfter
-	small := smallKey(t)
+	small := smallKey()
 	for name, tc := range map[string]struct {
 		rule string
 		also error
@@ -442,7 +442,7 @@ func TestNewIssuerRefuses(t *testing.T) {
 	conformance.Covers(t, "IST-2.1-4")
 	key := newKey(t, "ecdsa-p256")
 	other := newKey(t, "ecdsa-p256")
-	small := smallKey(t)
+	small := smallKey()
 	good := func() *x509.Certificate {
 		return &x509.Certificate{
 			SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "CA"}, NotBefore: base, NotAfter: base.AddDate(1, 0, 0),

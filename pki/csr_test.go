@@ -24,6 +24,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -197,7 +198,7 @@ func TestNewCSRRefuses(t *testing.T) {
 	t.Parallel()
 	key := newKey(t, "ecdsa-p256")
 	errHSM := errors.New("the token is not there")
-	small := smallKey(t)
+	small := smallKey()
 	uri := func(s string) []pki.SAN { return []pki.SAN{{Type: pki.URI, Value: s}} }
 	dns := func(s string) []pki.SAN { return []pki.SAN{pki.DNSSAN(s)} }
 	for name, tc := range map[string]struct {
@@ -490,7 +491,7 @@ var p256Key = func() crypto.Signer {
 func hostile(t testing.TB) map[string]request {
 	spkiOf := func(pub crypto.PublicKey) []byte { return must.Get(x509.MarshalPKIXPublicKey(pub))(t) }
 	p224 := must.Get(ecdsa.GenerateKey(elliptic.P224(), rand.Reader))(t)
-	rsa1024 := smallKey(t)
+	rsa1024 := smallKey()
 	spki := spkiOf(p256Key.Public())
 	point := bytes.Clone(spki)
 	point[len(point)-1] ^= 1
@@ -763,7 +764,7 @@ func TestHostileCSRIsCheap(t *testing.T) {
 	}
 	for name, in := range inputs {
 		best := time.Hour
-		for range 3 { // the machine may be busy; once is enough to show that it can be fast
+		for i := 0; i < 3 && best > 50*time.Millisecond; i++ { // the machine may be busy; once is enough to show that it can be fast
 			start := time.Now()
 			_, _ = pki.ParseCSR(in)
 			_, _ = pki.ParseCSRPEM(in)
@@ -895,9 +896,8 @@ func TestOnlyNames(t *testing.T) {
 	require.ErrorContains(t, c.OnlyNames(), "2.5.4.10")
 }
 
-// smallKey returns an RSA key that is too small, which the FIPS mode of Go would not make.
-func smallKey(t testing.TB) (key *rsa.PrivateKey) {
-	t.Helper()
-	fips140.WithoutEnforcement(func() { key = must.Get(rsa.GenerateKey(rand.Reader, 1024))(t) })
+// smallKey is an RSA key that is too small, which the FIPS mode of Go would not make.
+var smallKey = sync.OnceValue(func() (key *rsa.PrivateKey) {
+	fips140.WithoutEnforcement(func() { key, _ = rsa.GenerateKey(rand.Reader, 1024) })
 	return key
-}
+})

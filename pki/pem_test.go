@@ -100,7 +100,7 @@ func TestPrivateKeyPEMRefuses(t *testing.T) {
 	conformance.Covers(t, "IST-2.1-7", "IST-2.3-6")
 	files := keyFiles(t)
 	good := files["PKCS#8 P-256"].pem
-	small := smallKey(t)
+	small := smallKey()
 	p224 := must.Get(ecdsa.GenerateKey(elliptic.P224(), rand.Reader))(t)
 	sec1 := must.Get(x509.MarshalECPrivateKey(p224))(t)
 	b, _ := pem.Decode([]byte(good))

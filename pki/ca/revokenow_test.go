@@ -14,6 +14,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -99,7 +100,7 @@ func TestRevokeNowOfOthers(t *testing.T) {
 
 func TestRevokeNowJWT(t *testing.T) {
 	t.Parallel()
-	for _, alg := range []string{"ES256", "RS256"} {
+	for _, alg := range []string{"ES256", "ES384"} {
 		bubble.Run(t, alg, func(t *testing.T) {
 			store := ca.NewMemoryStore()
 			edit := func(c *ca.Config) { c.JWT = &ca.JWTConfig{Algorithm: alg} }
@@ -173,7 +174,7 @@ func TestRevokeNowIsOneWrite(t *testing.T) {
 // Replicas that do it at the same time, and those that rotate or taint meanwhile, end as one CA without the stolen key.
 func TestRevokeNowRaces(t *testing.T) {
 	t.Parallel()
-	for seed := range 20 {
+	for seed := range rounds.Of(5) {
 		synctest.Test(t, func(t *testing.T) {
 			memory := ca.NewMemoryStore()
 			var all []*ca.Authority

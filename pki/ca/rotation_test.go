@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -240,22 +239,17 @@ func TestRunTellsOfEachStep(t *testing.T) {
 func TestRunReplacesRootsInTime(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-3.3-3")
-	for name, edit := range map[string]func(*ca.Config){
-		"least room": func(c *ca.Config) {
-			c.Rotation.RootTTL, c.Rotation.Propagation, c.DefaultTTL, c.MaxTTL = 48*time.Hour+2*time.Second, 4*time.Hour, 20*time.Hour, 20*time.Hour
-		},
-		"ten times the room": func(c *ca.Config) {
-			c.Rotation.RootTTL, c.Rotation.Propagation, c.DefaultTTL, c.MaxTTL = 480*time.Hour, 4*time.Hour, 20*time.Hour, 60*time.Hour
-		},
+	for name, ttl := range map[string]struct{ root, longest time.Duration }{
+		"least room": {48*time.Hour + 2*time.Second, 20 * time.Hour}, "ten times the room": {480 * time.Hour, 60 * time.Hour},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
-			var cfg ca.Config
-			edit(&cfg)
-			a := newAuthority(t, edit)
+			cfg := ca.Config{DefaultTTL: 20 * time.Hour, MaxTTL: ttl.longest}
+			cfg.Rotation.RootTTL, cfg.Rotation.Propagation = ttl.root, 4*time.Hour
+			a := newAuthority(t, func(c *ca.Config) { *c, c.TrustDomain = cfg, td })
 			go func() { _ = a.Run(t.Context()) }()
 			csr := newCSR(t)
 			roots := map[string]bool{}
-			for end := time.Now().Add(4 * cfg.Rotation.RootTTL); time.Now().Before(end); time.Sleep(cfg.Rotation.RootTTL / 79) {
+			for end := time.Now().Add(4 * ttl.root); time.Now().Before(end); time.Sleep(ttl.root / time.Duration(rounds.Of(20)-1)) {
 				leaf := sign(t, a, csr, 0)
 				require.Equal(t, time.Now().Add(cfg.DefaultTTL).UTC().Truncate(time.Second), leaf.NotAfter, "cut short")
 				roots[string(leaf.AuthorityKeyId)] = true
@@ -288,26 +282,22 @@ func TestRunTriesAgain(t *testing.T) {
 }
 
 func TestOneOfManyRotations(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	// RSA keys take so long that all of them are made before one wins.
-	a := newAuthority(t, func(c *ca.Config) { c.Rotation.KeyAlgorithm = "rsa-2048" })
-	var won, lost atomic.Int32
-	var wg sync.WaitGroup
-	for range 3 {
-		wg.Go(func() {
-			if _, err := a.Rotate(t.Context()); err == nil {
-				won.Add(1)
-			} else if assert.ErrorIs(t, err, ca.ErrRotating) {
-				lost.Add(1)
-			}
-		})
-	}
-	wg.Wait()
-	assert.EqualValues(t, 1, won.Load())
-	assert.EqualValues(t, 2, lost.Load())
-	assert.Len(t, a.Roots(), 2)
-	assert.EqualValues(t, 2, sequence(t, a.Bundle()))
+	bubble.Test(t, func(t *testing.T) {
+		// The store takes so long that all of them have made a key before one wins.
+		a := open(t, &faultStore{Store: ca.NewMemoryStore(), decide: func(string) (fault, time.Duration) { return fine, time.Second }})
+		var errs [3]error
+		var wg sync.WaitGroup
+		for i := range errs {
+			wg.Go(func() { _, errs[i] = a.Rotate(t.Context()) })
+		}
+		wg.Wait()
+		lost := slices.DeleteFunc(errs[:], func(err error) bool { return err == nil })
+		require.Len(t, lost, 2)
+		assert.ErrorIs(t, lost[0], ca.ErrRotating)
+		assert.ErrorIs(t, lost[1], ca.ErrRotating)
+		assert.Len(t, a.Roots(), 2)
+		assert.EqualValues(t, 2, sequence(t, a.Bundle()))
+	})
 }
 
 // M.21: each interval of checks the log has a line that says that the root stays, and for how long; none when it is replaced.
@@ -336,10 +326,10 @@ func TestRunLogsChecks(t *testing.T) {
 
 func TestRunDefaults(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		a := newAuthority(t)
+		const day = 24 * time.Hour
+		a := newAuthority(t, func(c *ca.Config) { c.Rotation.CheckInterval = 10 * day }) // looks change nothing
 		go func() { _ = a.Run(t.Context()) }()
 		n := namer{}
-		const day = 24 * time.Hour
 		time.Sleep(3650*day - 730*day - 90*day - 25*time.Minute - time.Second)
 		synctest.Wait()
 		assert.Equal(t, "seq 1: A active", n.look(t, a))
@@ -353,7 +343,6 @@ func TestRunDefaults(t *testing.T) {
 // the bundle that a verifier fetched one Propagation ago, and for a peer whose clock is slow by
 // Backdate.
 func TestEveryLiveLeafAlwaysVerifies(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	for seed := range uint64(rounds.Of(2)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -378,7 +367,8 @@ func randomSchedule(t *testing.T, seed uint64) {
 	var live []*x509.Certificate
 	var history []*spiffe.Bundle // one for each tick
 	rotations, checks := 0, 0
-	for i := range 6000 { // 16 hours
+	ticks := rounds.Of(1500) // four hours
+	for i := range ticks {
 		if rng.IntN(15) == 0 {
 			live = append(live, sign(t, a, csr, time.Duration(1+rng.Int64N(int64(2*time.Hour)))+time.Second))
 		}
@@ -410,8 +400,8 @@ func randomSchedule(t *testing.T, seed uint64) {
 		}
 		time.Sleep(tick)
 	}
-	assert.Greater(t, rotations, 20)
-	assert.Greater(t, checks, 50000)
+	assert.Greater(t, rotations, ticks/300)
+	assert.Greater(t, checks, 8*ticks)
 }
 
 // vouches is verify without its arithmetic on curves.
@@ -426,7 +416,6 @@ func vouches(b *spiffe.Bundle, leaf *x509.Certificate, now time.Time) bool {
 
 // In real time, many goroutines sign, rotate and read at once.
 func TestConcurrency(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	a := newAuthority(t, func(c *ca.Config) { c.Rotation.Propagation, c.Backdate = 5*time.Millisecond, time.Millisecond })
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // a second is the usual time
@@ -448,7 +437,7 @@ func TestConcurrency(t *testing.T) {
 	rotations := 0
 	wg.Go(func() {
 		defer cancel()
-		for ctx.Err() == nil && rotations < 12 {
+		for ctx.Err() == nil && rotations < rounds.Of(3) {
 			changed := a.Changed() // before, as the next step may come any moment
 			switch _, err := a.Rotate(ctx); {
 			case err == nil:
@@ -484,5 +473,5 @@ func TestConcurrency(t *testing.T) {
 		}
 	})
 	wg.Wait()
-	assert.Equal(t, 12, rotations)
+	assert.Equal(t, rounds.Of(3), rotations)
 }

@@ -9,9 +9,11 @@ import (
 	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"maps"
 	"math/big"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -162,14 +164,15 @@ func istioCA(t testing.TB, edit ...func(*x509.Certificate)) (*x509.Certificate, 
 	n := istioKeys.taken[test]
 	istioKeys.taken[test]++
 	if n == len(istioKeys.all) {
-		key := must.Get(pki.NewKey("rsa-2048"))(t)
+		text := must.Get(os.ReadFile(fmt.Sprintf("testdata/rsa-%d.pem", n)))(t)
+		key := must.Get(pki.ParsePrivateKeyPEM(text))(t)
 		istioKeys.all = append(istioKeys.all, key.(*rsa.PrivateKey))
 	}
 	key := istioKeys.all[n]
 	return istioRoot(t, key, edit...), key
 }
 
-// istioKeys are shared by the tests, as RSA keys take long to make. Within a test each CA has one of its own.
+// istioKeys are files, as RSA keys take long to make. Within a test each CA has one of its own.
 var istioKeys = struct {
 	sync.Mutex
 	all   []*rsa.PrivateKey

@@ -18,6 +18,7 @@ import (
 	"math/big"
 	mathrand "math/rand/v2"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -264,16 +265,14 @@ func TestRacingCreate(t *testing.T) {
 	}
 }
 
-// TestChaos has replicas that rotate, end and start anew for hours, on an API server that fails all the
+// TestChaos has replicas that rotate, end and start anew all the time, on an API server that fails all the
 // time and is away at times. Whatever one of them signs is accepted by verifiers that have the bundle of
 // another, for as long as it lives; and no write is lost.
 func TestChaos(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
-	for n, span := range map[int]time.Duration{2: 90 * time.Minute, 5: 3 * time.Hour} {
-		span := span * max(time.Duration(rounds.Of(1)), 2) / 4
+	for n, span := range map[bool]map[int]int{true: {3: 12}, false: {2: rounds.Of(30), 5: rounds.Of(15)}}[rounds.Of(1) == 1] {
 		t.Run(fmt.Sprint(n, " replicas"), func(t *testing.T) {
-			bubble.Test(t, func(t *testing.T) { chaos(t, n, span) })
+			bubble.Test(t, func(t *testing.T) { chaos(t, n, time.Duration(span)*time.Minute) })
 		})
 	}
 }
@@ -292,6 +291,7 @@ func TestChaosSoak(t *testing.T) {
 func chaos(t *testing.T, n int, span time.Duration) {
 	cfg := settings()
 	cfg.JWT = &ca.JWTConfig{}
+	cfg.DefaultTTL, cfg.MaxTTL, cfg.RefreshHint, cfg.Rotation.Propagation = 3*time.Minute, 3*time.Minute, 30*time.Second, 5*time.Minute
 	f := newFleet(t, cfg)
 	f.server.Latency(200 * time.Millisecond)
 	fate := mathrand.New(mathrand.NewPCG(f.random.Uint64(), 2)) // of requests, which is asked for elsewhere
@@ -328,7 +328,7 @@ func chaos(t *testing.T, n int, span time.Duration) {
 	accepted := map[string]bool{}
 	csr := request(t)
 	refused, unsure := 0, 0 // unsure are rotations whose error does not say that there is no new root
-	for end := time.Now().Add(span); time.Now().Before(end); time.Sleep(time.Duration(1+f.random.IntN(5)) * time.Minute) {
+	for end := time.Now().Add(span); time.Until(end) > 0 || len(accepted) == 0; time.Sleep(time.Duration(f.random.IntN(60)) * time.Second) {
 		i := f.random.IntN(len(f.replicas))
 		r := f.replicas[i]
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -358,7 +358,9 @@ func chaos(t *testing.T, n int, span time.Duration) {
 			f.open(1)
 		case 5:
 			mu.Lock()
-			away = time.Now().Add(time.Duration(f.random.IntN(180)) * time.Second)
+			if time.Since(away) > 2*time.Minute { // each replica reads the store once in Propagation
+				away = time.Now().Add(time.Duration(f.random.IntN(90)) * time.Second)
+			}
 			mu.Unlock()
 		}
 		cancel()
@@ -395,7 +397,6 @@ func chaos(t *testing.T, n int, span time.Duration) {
 	}
 	assert.LessOrEqual(t, len(roots), 1+len(accepted)+unsure, "a root without a rotation")
 	assert.Zero(t, refused, "a replica could not sign")
-	assert.NotEmpty(t, accepted)
 	t.Logf("%d writes, %d rotations accepted, %d roots, %d requests", len(history), len(accepted), len(roots), len(f.server.Requests()))
 }
 
@@ -445,7 +446,7 @@ func TestOthersTouchTheSecret(t *testing.T) {
 // is the trust domain, and which may sign certificates and nothing else, with an RSA key.
 func istiosSecret(t *testing.T, block string) (map[string]any, *x509.Certificate, *rsa.PrivateKey) {
 	t.Helper()
-	key := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
+	key := must.Get(pki.ParsePrivateKeyPEM(must.Get(os.ReadFile("../testdata/rsa-0.pem"))(t)))(t).(*rsa.PrivateKey)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(0x7e57), Subject: pkix.Name{Organization: []string{domain.String()}},
 		NotBefore: time.Now().Add(-24 * time.Hour), NotAfter: time.Now().Add(3650 * 24 * time.Hour),
@@ -470,7 +471,6 @@ func istiosSecret(t *testing.T, block string) (map[string]any, *x509.Certificate
 // TestAdoption has replicas start where Istio's CA was. They go on with its root; leaves that Istio has
 // signed stay good through the first rotation.
 func TestAdoption(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-3.1-5", "IST-3.5-2")
 	for name, edit := range map[string]func(data map[string][]byte){
@@ -481,16 +481,17 @@ func TestAdoption(t *testing.T) {
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
 			block := "RSA PRIVATE KEY"
-			if strings.Contains(name, "added") {
+			if strings.Contains(name, "another") {
 				block = "PRIVATE KEY"
 			}
 			f := newFleet(t, settings())
+			f.cfg.Rotation.Propagation = 3 * time.Minute
 			f.server.Latency(20 * time.Millisecond)
 			object, root, key := istiosSecret(t, block)
 			edit(object["data"].(map[string][]byte))
 			f.server.Put(path, object)
 			theirs := leafOf(t, root, key)
-			f.open(3)
+			f.open(2)
 			f.converged()
 			for _, r := range f.replicas {
 				require.Len(t, r.Status().Roots, 1)
@@ -501,7 +502,7 @@ func TestAdoption(t *testing.T) {
 			}
 			o := stored(t, f.server, path)
 			assert.Equal(t, map[string]any{"istio.io/owned-by": "istiod"}, o.Metadata["labels"])
-			if strings.Contains(name, "added") {
+			if strings.Contains(name, "another") {
 				assert.Equal(t, "ours", string(o.Data["notes.txt"]))
 			}
 			readsAsIstio(t, o)
@@ -559,13 +560,12 @@ func readsAsIstio(t *testing.T, o secret) *x509.Certificate {
 
 // TestIstioReads shows that Istio's CA could take over from us, before, during and after a rotation.
 func TestIstioReads(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "IST-3.1-4", "IST-3.1-5", "IST-3.5-4")
-	for _, algorithm := range []string{"ecdsa-p256", "rsa-2048"} {
-		synctest.Test(t, func(t *testing.T) {
+	for _, algorithm := range []string{"ecdsa-p256", "rsa-2048"}[:min(rounds.Of(1), 2)] { // TestAdoption has an RSA key, too
+		bubble.Run(t, algorithm, func(t *testing.T) {
 			cfg := settings()
-			cfg.Rotation.KeyAlgorithm = algorithm
+			cfg.Rotation.KeyAlgorithm, cfg.DefaultTTL, cfg.MaxTTL = algorithm, 10*time.Minute, 10*time.Minute
 			f := newFleet(t, cfg)
 			f.open(2)
 			first := readsAsIstio(t, stored(t, f.server, path))
@@ -577,7 +577,7 @@ func TestIstioReads(t *testing.T) {
 			time.Sleep(cfg.Rotation.Propagation)
 			f.converged()
 			assert.False(t, first.Equal(readsAsIstio(t, stored(t, f.server, path))))
-			time.Sleep(2 * time.Hour)
+			time.Sleep(15 * time.Minute)
 			f.converged()
 			readsAsIstio(t, stored(t, f.server, path))
 			assert.Len(t, certificates(t, stored(t, f.server, path).Data["root-cert.pem"]), 1)
