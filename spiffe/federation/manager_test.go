@@ -173,7 +173,7 @@ func TestIntervals(t *testing.T) {
 				running(t, m)
 				synctest.Wait()
 				require.Len(t, w.site.asked(), 1)
-				for range 20 {
+				for range rounds.Of(5) {
 					start := time.Now()
 					in := time.Until(statusOf(t, m, partner).NextAttempt)
 					assert.True(t, in >= c.low && in <= c.high, "%v", in)
@@ -459,17 +459,21 @@ func TestImplausible(t *testing.T) {
 	for name, wrong := range map[string]struct {
 		roots    bool
 		sequence *uint64
+		slow     bool
 	}{
-		"the highest number":     {true, new(uint64(math.MaxUint64))},
-		"2^63":                   {true, new(uint64(1) << 63)},
-		"a time after a counter": {true, new(uint64(946684800000))},
-		"a large step":           {true, new(uint64(20_000))},
-		"no number":              {true, nil},
-		"nothing":                {false, nil},
-		"nothing, same number":   {false, new(uint64(7))},
-		"nothing, highest":       {false, new(uint64(math.MaxUint64))},
+		"the highest number":     {true, new(uint64(math.MaxUint64)), false},
+		"2^63":                   {true, new(uint64(1) << 63), true},
+		"a time after a counter": {true, new(uint64(946684800000)), true},
+		"a large step":           {true, new(uint64(20_000)), true},
+		"no number":              {true, nil, true},
+		"nothing":                {false, nil, false},
+		"nothing, same number":   {false, new(uint64(7)), false},
+		"nothing, highest":       {false, new(uint64(math.MaxUint64)), true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if wrong.slow { // it is as the others
+				rounds.Slow(t)
+			}
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t)
@@ -1091,7 +1095,7 @@ func TestHangingEndpointsDelayNoOther(t *testing.T) {
 
 		// From then on those that failed come last.
 		late := time.Duration(0)
-		for range 10 {
+		for range rounds.Of(rounds.Of(1)) {
 			at := statusOf(t, m, partner).NextAttempt
 			w.site.asked()
 			time.Sleep(time.Until(at) + time.Second)
@@ -1109,7 +1113,7 @@ func TestGoroutines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refuse := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }
 		cfg := federation.Config{DialContext: refuse}
-		for i := range 5000 {
+		for i := range rounds.Of(1250) {
 			cfg.Relationships = append(cfg.Relationships, federation.Relationship{
 				TrustDomain: spiffe.MustParseTrustDomain(fmt.Sprint("td-", i)), URL: "https://a.test/", Profile: federation.Web{},
 			})
@@ -1177,7 +1181,7 @@ func TestConcurrency(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 4 {
 		wg.Go(func() {
-			for n := range 50 {
+			for n := range rounds.Of(15) {
 				changed := m.Changed()
 				_, _ = m.Bundle(partner)
 				m.Bundles()

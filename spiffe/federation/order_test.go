@@ -131,7 +131,7 @@ func TestFreshAgain(t *testing.T) {
 				require.True(t, statusOf(t, m, partner).Fresh, "%v: just before the next", hint)
 			}
 			check()
-			for range 3 {
+			for range rounds.Of(1) {
 				w.site.serve(answer(http.StatusInternalServerError, nil))
 				for n := range 4 {
 					next(t, m, partner)
