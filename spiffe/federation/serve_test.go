@@ -287,7 +287,7 @@ func TestMutualFederation(t *testing.T) {
 		assert.False(t, trusts(t, atB, a))
 
 		// B rotates with care: announce, wait, sign, wait, drop.
-		for range 3 {
+		for range rounds.Of(2) {
 			b.Prepare()
 			time.Sleep(25 * time.Minute)
 			b.Rotate()
