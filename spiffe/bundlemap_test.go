@@ -266,6 +266,7 @@ func manyDomains(n int, member string) []byte {
 
 // The limits, and maps that are made to be expensive. Not parallel: it counts memory.
 func TestParseBundleMapHostile(t *testing.T) {
+	rounds.NotShort(t)
 	conformance.Covers(t, "BND-33")
 	keys := func(n int) string { return `{"keys":[` + strings.TrimSuffix(strings.Repeat(`{},`, n), ",") + `]}` }
 	const most = 16 << 20

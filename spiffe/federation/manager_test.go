@@ -147,7 +147,6 @@ func TestLife(t *testing.T) {
 
 // When the next fetch comes.
 func TestIntervals(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "FED-6", "FED-7", "FED-8", "BND-19", "BND-20", "BND-21", "BND-22", "DIV-15", "IST-1.7-7")
 	for _, c := range []struct {
@@ -453,7 +452,6 @@ func TestRollback(t *testing.T) {
 // An endpoint that is wrong for a moment decides nothing: what it says is held, reported and not stored, and its next
 // answer counts.
 func TestImplausible(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "FED-11")
 	for name, wrong := range map[string]struct {
@@ -1057,7 +1055,6 @@ func TestBorrowedAnchors(t *testing.T) {
 
 // Two hundred endpoints that hang do not delay one that answers, and cost no goroutine while they wait.
 func TestHangingEndpointsDelayNoOther(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -1171,7 +1168,6 @@ func TestLog(t *testing.T) {
 
 // Readers, writers and Run at the same time; for the race detector.
 func TestConcurrency(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	web, ca := spiffetest.NewCA(t, "web.test"), spiffetest.NewCA(t, "partner.test")
 	_, url := listen(t, webCert(web, "127.0.0.1"), func(w http.ResponseWriter, r *http.Request) { serving(t, ca.Bundle())(w, r) })

@@ -108,7 +108,6 @@ func TestSetBeforeRun(t *testing.T) {
 // A bundle is fresh until its next fetch, whatever the hint, and the first success after failures makes it so again, with waits and
 // counts as before.
 func TestFreshAgain(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	for _, hint := range []time.Duration{0, time.Second, time.Minute, 12 * time.Hour, 1000 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {

@@ -67,7 +67,6 @@ func (s *schedule) run(next pace) {
 // TestOutageArithmetic plays outages that start at any moment and take up to 45 % of the life, of lives
 // from 20 seconds to a day: no identity expires. The ladder up to 30 seconds that is usual loses some.
 func TestOutageArithmetic(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WAPI-18")
 	play := func(make func() pace) (expired int, slowest float64, first time.Duration) {
@@ -124,7 +123,6 @@ func lasting(t testing.TB, d domain, life time.Duration) *wire.X509SVIDResponse 
 // TestOutage runs a source through an outage: its readers have an identity that is good at every moment, and once
 // the agent is back, the identity is renewed before another 5 % of what is left are gone.
 func TestOutage(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WAPI-18")
 	long := 24 * time.Hour // with an attempt every five seconds at most while the agent is away

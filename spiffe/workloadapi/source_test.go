@@ -657,7 +657,6 @@ func TestRunHangsUp(t *testing.T) {
 
 // The waits between attempts, with a server that notes when they come.
 func TestReconnect(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WAPI-6", "WAPI-18", "WAPI-19", "WEP-14", "WEP-15", "WEP-17", "AMB-10", "AMB-11", "AMB-13", "DIV-14")
 	home, web := inBubbles(t)
