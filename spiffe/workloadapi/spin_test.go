@@ -98,14 +98,8 @@ func TestSpinningReaders(t *testing.T) {
 				misses.Add(1)
 				return
 			}
-			roots, keys := 0, 0
-			for range b.X509Authorities() {
-				roots++
-			}
-			for range b.JWTAuthorities() {
-				keys++
-			}
-			count(roots == 1 && keys == 1, &mixtures)
+			c := b.Contents()
+			count(len(c.X509Authorities) == 1 && len(c.JWTAuthorities) == 1, &mixtures)
 		},
 	}
 	var all sync.WaitGroup
@@ -123,7 +117,7 @@ func TestSpinningReaders(t *testing.T) {
 		})
 	}
 	time.Sleep(duration)
-	updates := uint64(rounds.Of(50))
+	updates := uint64(rounds.Of(40))
 	for end := time.Now().Add(patient); time.Now().Before(end); time.Sleep(5 * time.Millisecond) { // on a machine that is busy
 		if st := s.Status(); st.X509.Updates >= updates && st.JWT.Updates >= updates {
 			break
@@ -136,6 +130,6 @@ func TestSpinningReaders(t *testing.T) {
 	assert.Zero(t, mixtures.Load())
 	assert.GreaterOrEqual(t, st.X509.Updates, updates)
 	assert.GreaterOrEqual(t, st.JWT.Updates, updates)
-	assert.Greater(t, reads.Load(), int64(rounds.Of(10_000)))
+	assert.Greater(t, reads.Load(), int64(rounds.Of(2_500)))
 	t.Logf("%d reads, %d and %d updates", reads.Load(), st.X509.Updates, st.JWT.Updates)
 }
