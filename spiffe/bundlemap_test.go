@@ -291,7 +291,7 @@ func TestParseBundleMapHostile(t *testing.T) {
 		"nested":                     {fill(size, `{"trust_domains":{"a.test":`, "[", ""), tooLarge},
 		"the same name":              {fill(size, `{"trust_domains":{"a.test":{}`, `,"a.test":{}`, "}}"), refused},
 		"a long name":                {fill(size, `{"trust_domains":{"`, "a", `":{}}}`), refused},
-		"wide":                       {[]byte(`{"trust_domains":{},"a":[1` + strings.Repeat(",1", rounds.Of(rounds.Of(500_000))) + "]}"), accepted},
+		"wide":                       {fill(size, `{"trust_domains":{},"a":[1`, ",1", "]}"), accepted},
 		"not UTF-8 at the end":       {fill(size, `{"trust_domains":{}`, " ", "\xff"), refused},
 	} {
 		t.Run(name, func(t *testing.T) {

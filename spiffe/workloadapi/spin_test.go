@@ -58,7 +58,7 @@ func TestSpinningReaders(t *testing.T) {
 
 	var reads, misses, mixtures atomic.Int64
 	var stop atomic.Bool
-	var last atomic.Pointer[spiffe.Snapshot]
+	var last atomic.Pointer[spiffe.Snapshot] // each is looked at once
 	count := func(ok bool, n *atomic.Int64) {
 		if !ok {
 			n.Add(1)

@@ -146,8 +146,8 @@ func TestStreamsOfUser(t *testing.T) {
 	}
 	home := workloadtest.NewDomain(t, "example.org")
 	most := min(rounds.Of(250), workloadserver.MaxPeer)
-	opts := &workloadserver.Options{MaxPeerStreams: most % workloadserver.MaxPeer} // in CI the default
-	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), opts)
+	provider := workloadserver.Fixed(snapshot(t, home.SVID("/web"), home))
+	h := handler(t, provider, &workloadserver.Options{MaxPeerStreams: most % workloadserver.MaxPeer}) // in CI the default
 	path := strings.TrimPrefix(listen(t, &unixsocket.Server{Handler: h, SocketMode: 0o666}), "unix://")
 	client := func(dial func() (net.Conn, error)) *http.Client {
 		transport := &http.Transport{Protocols: new(http.Protocols), DialContext: func(context.Context, string, string) (net.Conn, error) { return dial() }}
