@@ -568,7 +568,7 @@ func TestTakeover(t *testing.T) {
 		}
 		time.Sleep(5 * time.Millisecond)
 		live.Fail(nil)
-		for range 20 {
+		for range rounds.Of(8) {
 			live.Renew(func(c *x509.Certificate) { c.NotAfter = c.NotAfter.Add(time.Minute) })
 			time.Sleep(time.Millisecond)
 		}
