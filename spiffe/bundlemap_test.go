@@ -269,9 +269,11 @@ func TestParseBundleMapHostile(t *testing.T) {
 	rounds.NotShort(t)
 	conformance.Covers(t, "BND-33")
 	keys := func(n int) string { return `{"keys":[` + strings.TrimSuffix(strings.Repeat(`{},`, n), ",") + `]}` }
-	fill := func(before, unit, after string) []byte {
-		n := (16<<20 - len(before) - len(after)) / len(unit)
-		return []byte(before + strings.Repeat(unit, n) + after)
+	const most = 16 << 20
+	size := rounds.Of(rounds.Of(most / 16))
+	fill := func(size int, before, unit, after string) []byte {
+		n := (size - len(before) - len(after)) / len(unit)
+		return slices.Concat([]byte(before), bytes.Repeat([]byte(unit), n), []byte(after))
 	}
 	const tooLarge, refused, accepted = "too large", "refused", "accepted"
 	for name, c := range map[string]struct {
@@ -283,14 +285,14 @@ func TestParseBundleMapHostile(t *testing.T) {
 		"as many keys as allowed":    {manyDomains(100, keys(1000)), accepted},
 		"more keys":                  {manyDomains(101, keys(1000)), tooLarge},
 		"too many keys in one":       {manyDomains(1, keys(100_000)), tooLarge},
-		"as long as allowed":         {fill(`{"trust_domains":{}`, " ", "}"), accepted},
-		"one byte longer":            {append(fill(`{"trust_domains":{}`, " ", "}"), ' '), tooLarge},
-		"a member too long":          {fill(`{"trust_domains":{"a.test":{"keys":[]`, " ", "}}}"), tooLarge},
-		"nested":                     {fill(`{"trust_domains":{"a.test":`, "[", ""), tooLarge},
-		"the same name":              {fill(`{"trust_domains":{"a.test":{}`, `,"a.test":{}`, "}}"), refused},
-		"a long name":                {fill(`{"trust_domains":{"`, "a", `":{}}}`), refused},
-		"wide":                       {fill(`{"trust_domains":{},"a":[1`, ",1", "]}"), accepted},
-		"not UTF-8 at the end":       {fill(`{"trust_domains":{}`, " ", "\xff"), refused},
+		"as long as allowed":         {fill(most, `{"trust_domains":{}`, " ", "}"), accepted},
+		"one byte longer":            {make([]byte, most+1), tooLarge},
+		"a member too long":          {fill(most/4, `{"trust_domains":{"a.test":{"keys":[]`, " ", "}}}"), tooLarge},
+		"nested":                     {fill(size, `{"trust_domains":{"a.test":`, "[", ""), tooLarge},
+		"the same name":              {fill(size, `{"trust_domains":{"a.test":{}`, `,"a.test":{}`, "}}"), refused},
+		"a long name":                {fill(size, `{"trust_domains":{"`, "a", `":{}}}`), refused},
+		"wide":                       {fill(size, `{"trust_domains":{},"a":[1`, ",1", "]}"), accepted},
+		"not UTF-8 at the end":       {fill(size, `{"trust_domains":{}`, " ", "\xff"), refused},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var before, after runtime.MemStats

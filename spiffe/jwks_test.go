@@ -4,7 +4,6 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/rsa"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -28,7 +27,7 @@ var issuerKeys = sync.OnceValues(func() (ec, rsaKey string) {
 	b64 := base64.RawURLEncoding.EncodeToString
 	k := must.Do(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	point := must.Do(k.PublicKey.Bytes())
-	r := must.Do(rsa.GenerateKey(rand.Reader, 2048))
+	r := bundleRSA()
 	return fmt.Sprintf(`"kty":"EC","crv":"P-256","x":%q,"y":%q`, b64(point[1:33]), b64(point[33:])),
 		fmt.Sprintf(`"kty":"RSA","n":%q,"e":%q`, b64(r.N.Bytes()), b64(big.NewInt(int64(r.E)).Bytes()))
 })

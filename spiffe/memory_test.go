@@ -197,12 +197,16 @@ func TestMemoryKeepsNoRefusal(t *testing.T) {
 
 func TestMemoryIsBounded(t *testing.T) {
 	t.Parallel()
+	w := newWorld(t)
+	leaves := make([]*x509.Certificate, 61)
+	for i := range leaves {
+		leaves[i] = w.leaf(t, i)
+	}
 	for _, places := range []int{1, 2, 3, 4, 5, 8, 30} {
-		w := newWorld(t)
 		spiffe.Remember(w.Verifier, places)
 		var peers []*spiffe.Peer
-		for i := range 60 {
-			peers = append(peers, w.good(t, []*x509.Certificate{w.leaf(t, i)}, spiffe.AnyRole))
+		for _, leaf := range leaves[:min(60, 4*places)] {
+			peers = append(peers, w.good(t, []*x509.Certificate{leaf}, spiffe.AnyRole))
 		}
 		n := 0
 		for _, peer := range slices.Backward(peers) { // the last are the likely ones
@@ -212,7 +216,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		}
 		assert.LessOrEqual(t, n, places)
 		assert.Positive(t, n)
-		chain := []*x509.Certificate{w.leaf(t, 60)}
+		chain := leaves[60:]
 		assert.Same(t, w.good(t, chain, spiffe.AnyRole), w.good(t, chain, spiffe.AnyRole), "a new chain gets a place")
 	}
 }

@@ -253,7 +253,6 @@ func TestRedirects(t *testing.T) {
 
 // Hostile answers of an endpoint, and the bounds on what they cost.
 func TestHostileEndpoints(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "FED-45", "DIV-11", "BND-33", "FED-36", "IST-1.7-13")
 	stream := func(chunk []byte, pause time.Duration) http.HandlerFunc {

@@ -147,7 +147,6 @@ func TestLife(t *testing.T) {
 
 // When the next fetch comes.
 func TestIntervals(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "FED-6", "FED-7", "FED-8", "BND-19", "BND-20", "BND-21", "BND-22", "DIV-15", "IST-1.7-7")
 	for _, c := range []struct {
@@ -173,7 +172,7 @@ func TestIntervals(t *testing.T) {
 				running(t, m)
 				synctest.Wait()
 				require.Len(t, w.site.asked(), 1)
-				for range 20 {
+				for range rounds.Of(5) {
 					start := time.Now()
 					in := time.Until(statusOf(t, m, partner).NextAttempt)
 					assert.True(t, in >= c.low && in <= c.high, "%v", in)
@@ -453,23 +452,25 @@ func TestRollback(t *testing.T) {
 // An endpoint that is wrong for a moment decides nothing: what it says is held, reported and not stored, and its next
 // answer counts.
 func TestImplausible(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "FED-11")
 	for name, wrong := range map[string]struct {
-		roots    bool
-		sequence *uint64
+		roots, slow bool
+		sequence    *uint64
 	}{
-		"the highest number":     {true, new(uint64(math.MaxUint64))},
-		"2^63":                   {true, new(uint64(1) << 63)},
-		"a time after a counter": {true, new(uint64(946684800000))},
-		"a large step":           {true, new(uint64(20_000))},
-		"no number":              {true, nil},
-		"nothing":                {false, nil},
-		"nothing, same number":   {false, new(uint64(7))},
-		"nothing, highest":       {false, new(uint64(math.MaxUint64))},
+		"the highest number":     {true, false, new(uint64(math.MaxUint64))},
+		"2^63":                   {true, true, new(uint64(1) << 63)},
+		"a time after a counter": {true, true, new(uint64(946684800000))},
+		"a large step":           {true, true, new(uint64(20_000))},
+		"no number":              {true, true, nil},
+		"nothing":                {false, false, nil},
+		"nothing, same number":   {false, false, new(uint64(7))},
+		"nothing, highest":       {false, true, new(uint64(math.MaxUint64))},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if wrong.slow { // it is as the others
+				rounds.Slow(t)
+			}
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t)
@@ -1053,7 +1054,6 @@ func TestBorrowedAnchors(t *testing.T) {
 
 // Two hundred endpoints that hang do not delay one that answers, and cost no goroutine while they wait.
 func TestHangingEndpointsDelayNoOther(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -1091,7 +1091,7 @@ func TestHangingEndpointsDelayNoOther(t *testing.T) {
 
 		// From then on those that failed come last.
 		late := time.Duration(0)
-		for range 10 {
+		for range rounds.Of(rounds.Of(1)) {
 			at := statusOf(t, m, partner).NextAttempt
 			w.site.asked()
 			time.Sleep(time.Until(at) + time.Second)
@@ -1109,7 +1109,7 @@ func TestGoroutines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refuse := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }
 		cfg := federation.Config{DialContext: refuse}
-		for i := range 5000 {
+		for i := range rounds.Of(1250) {
 			cfg.Relationships = append(cfg.Relationships, federation.Relationship{
 				TrustDomain: spiffe.MustParseTrustDomain(fmt.Sprint("td-", i)), URL: "https://a.test/", Profile: federation.Web{},
 			})
@@ -1167,7 +1167,6 @@ func TestLog(t *testing.T) {
 
 // Readers, writers and Run at the same time; for the race detector.
 func TestConcurrency(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	web, ca := spiffetest.NewCA(t, "web.test"), spiffetest.NewCA(t, "partner.test")
 	_, url := listen(t, webCert(web, "127.0.0.1"), func(w http.ResponseWriter, r *http.Request) { serving(t, ca.Bundle())(w, r) })
@@ -1177,7 +1176,7 @@ func TestConcurrency(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 4 {
 		wg.Go(func() {
-			for n := range 50 {
+			for n := range rounds.Of(15) {
 				changed := m.Changed()
 				_, _ = m.Bundle(partner)
 				m.Bundles()

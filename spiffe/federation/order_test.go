@@ -108,7 +108,6 @@ func TestSetBeforeRun(t *testing.T) {
 // A bundle is fresh until its next fetch, whatever the hint, and the first success after failures makes it so again, with waits and
 // counts as before.
 func TestFreshAgain(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	for _, hint := range []time.Duration{0, time.Second, time.Minute, 12 * time.Hour, 1000 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
@@ -131,7 +130,7 @@ func TestFreshAgain(t *testing.T) {
 				require.True(t, statusOf(t, m, partner).Fresh, "%v: just before the next", hint)
 			}
 			check()
-			for range 3 {
+			for range rounds.Of(1) {
 				w.site.serve(answer(http.StatusInternalServerError, nil))
 				for n := range 4 {
 					next(t, m, partner)

@@ -104,7 +104,7 @@ func TestOutage(t *testing.T) {
 		is(up, up, "")
 		time.Sleep(time.Nanosecond)
 		is(down, down, `"spiffe://example.org/web" expired at .* and was not renewed`)
-		time.Sleep(time.Hour)
+		time.Sleep(time.Minute)
 		is(down, down, "expired")
 
 		api.Mend()

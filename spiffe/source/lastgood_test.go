@@ -122,7 +122,6 @@ func handshake(t testing.TB, server, client source.Source) error {
 // A program that restarts while the agent is away serves from its start, by what it has stored, and takes what the
 // agent has when that is back.
 func TestRestartDuringAnOutage(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t)
@@ -160,6 +159,7 @@ func TestRestartDuringAnOutage(t *testing.T) {
 		// The agent is back, with another root.
 		w.ca.Rotate()
 		w.api.Mend()
+		w.api.ExpireIn(5 * time.Minute)
 		w.api.Rotate()
 		time.Sleep(time.Minute)
 		synctest.Wait()
@@ -175,7 +175,7 @@ func TestRestartDuringAnOutage(t *testing.T) {
 		// An outage while the program runs is the live source's affair; what is stored is not looked at again.
 		now := serial(t, l)
 		w.api.Drop()
-		time.Sleep(2 * time.Hour)
+		time.Sleep(10 * time.Minute)
 		assert.Equal(t, now, serial(t, l))
 	})
 }
@@ -185,14 +185,13 @@ func sameRoots(a, b *spiffe.Bundle) bool { return bytes.Equal(a.MarshalPEM(), b.
 // What has ended is not handed out: an identity that has expired, before or after the start, and all that is
 // older than MaxAge.
 func TestStoredEnds(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	for name, test := range map[string]struct {
 		maxAge, life, away time.Duration
 		identity, bundles  bool
 		reason             string
 	}{
-		"good":               {24 * time.Hour, time.Hour, 30 * time.Minute, true, true, ""},
+		"good":               {24 * time.Hour, time.Hour, 55 * time.Minute, true, true, ""},
 		"just good":          {time.Hour, 2 * time.Hour, time.Hour - 2*time.Second, true, true, ""},
 		"expired":            {24 * time.Hour, time.Hour, time.Hour + time.Second, false, true, "has expired at"},
 		"older than MaxAge":  {time.Hour, 48 * time.Hour, time.Hour + time.Minute, false, false, "longer ago than the 1h0m0s of MaxAge"},
@@ -220,7 +219,7 @@ func TestStoredEnds(t *testing.T) {
 				if test.identity {
 					require.NoError(t, err)
 					require.NoError(t, handshake(t, l, l))
-					time.Sleep(test.life) // and then it ends
+					time.Sleep(min(test.life, test.maxAge) - test.away + time.Second) // and then it ends
 					_, err = l.SVID()
 					require.ErrorIs(t, err, spiffe.ErrNotReady)
 					require.NoError(t, l.Close())
@@ -249,12 +248,11 @@ func TestStoredEnds(t *testing.T) {
 
 // The end of MaxAge comes while the program runs, too: a root that was revoked during an outage is not trusted for longer.
 func TestMaxAgeWhileRunning(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	for _, bundlesOnly := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newFixture(t)
-			w.cfg.MaxAge, w.cfg.BundlesOnly, w.cfg.Identity = time.Hour, bundlesOnly, !bundlesOnly
+			w.cfg.MaxAge, w.cfg.BundlesOnly, w.cfg.Identity = 15*time.Minute, bundlesOnly, !bundlesOnly
 			w.api.ExpireIn(48 * time.Hour)
 			_, stop := w.start(t)
 			saved := time.Now()
@@ -317,6 +315,7 @@ func TestWithdrawn(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t)
+		w.api.ExpireIn(10 * time.Minute)
 		_, stop := w.start(t)
 		stop()
 		require.Equal(t, 2, files(w))
@@ -332,7 +331,7 @@ func TestWithdrawn(t *testing.T) {
 		assert.Zero(t, files(w))
 		assert.ErrorContains(t, l.Status().Refused, "was deleted")
 		w.api.Drop() // and is away again
-		time.Sleep(time.Hour)
+		time.Sleep(10 * time.Minute)
 		require.Error(t, must.Err(l.SVID()))
 		w.api.ExpireIn(time.Hour) // the first one has ended
 		w.api.Mend()
@@ -345,7 +344,6 @@ func TestWithdrawn(t *testing.T) {
 
 // What is damaged or may be of another user is not used, with the reason, and the program goes on without it.
 func TestDamaged(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	bundles, identity := "bundles.json", "identity.pem"
 	edit := func(f func(b []byte) []byte) func(t *testing.T, path string) {
@@ -533,12 +531,11 @@ func (f *flip) Ready(ctx context.Context) error {
 
 // From what is stored to the live source, and through its renewals, no reader ever misses anything, in real time.
 func TestTakeover(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	cfg := source.LastGoodConfig{Dir: filepath.Join(t.TempDir(), "store"), MaxAge: time.Hour, Identity: true}
 	away := errors.New("the agent is away")
-	for round := range 6 {
+	for round := range rounds.Of(2) {
 		live := &flip{Source: ca.Source("/web")}
 		if round > 0 {
 			live.Fail(away)
@@ -569,11 +566,11 @@ func TestTakeover(t *testing.T) {
 				}
 			})
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond)
 		live.Fail(nil)
-		for range 20 {
+		for range rounds.Of(8) {
 			live.Renew(func(c *x509.Certificate) { c.NotAfter = c.NotAfter.Add(time.Minute) })
-			time.Sleep(2 * time.Millisecond)
+			time.Sleep(time.Millisecond)
 		}
 		want := serial(t, live)
 		assert.Equal(t, want, serial(t, l))
@@ -584,7 +581,7 @@ func TestTakeover(t *testing.T) {
 			}
 			svid, err := spiffe.ParseSVIDPEM(b, b)
 			return err == nil && svid.Leaf().SerialNumber.String() == want
-		}, time.Minute, time.Millisecond, "the last one is stored")
+		}, time.Minute, 5*time.Millisecond, "the last one is stored")
 		close(stop)
 		readers.Wait()
 		live.Fail(away) // what was stored is not looked at again

@@ -64,15 +64,14 @@ func (s *schedule) run(next pace) {
 	}
 }
 
-// TestOutageArithmetic plays 10,000 outages that start at any moment and take up to 45 % of the life, of lives
+// TestOutageArithmetic plays outages that start at any moment and take up to 45 % of the life, of lives
 // from 20 seconds to a day: no identity expires. The ladder up to 30 seconds that is usual loses some.
 func TestOutageArithmetic(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WAPI-18")
 	play := func(make func() pace) (expired int, slowest float64, first time.Duration) {
 		random := rand.New(rand.NewPCG(1, 2))
-		for range rounds.Of(2500) {
+		for range rounds.Of(700) {
 			life := time.Duration(20 * float64(time.Second) * math.Pow(24*3600/20, random.Float64()))
 			down := time.Duration((3.2*random.Float64() - 0.2) * float64(life)) // before the client has started, too
 			s := schedule{
@@ -111,7 +110,7 @@ func TestOutageArithmetic(t *testing.T) {
 			return renew.Backoff{Low: time.Second, First: 2 * time.Second, High: 30 * time.Second}.Wait(renew.Failure{Times: failures}, u)
 		}
 	})
-	assert.Greater(t, expired, rounds.Of(50)/4, "this test can fail")
+	assert.Greater(t, expired, rounds.Of(50)/16, "this test can fail")
 	t.Logf("a ladder: %d expired, after %.0f %% of what was left at most, and %v if there was nothing", expired, 100*slowest, first)
 }
 
@@ -124,12 +123,18 @@ func lasting(t testing.TB, d domain, life time.Duration) *wire.X509SVIDResponse 
 // TestOutage runs a source through an outage: its readers have an identity that is good at every moment, and once
 // the agent is back, the identity is renewed before another 5 % of what is left are gone.
 func TestOutage(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WAPI-18")
-	for _, life := range []time.Duration{20 * time.Second, time.Minute, 24 * time.Hour} {
-		for _, begin := range []time.Duration{2, 17, 48} {
-			for _, percent := range []time.Duration{8, 25, 45} {
+	long := 24 * time.Hour // with an attempt every five seconds at most while the agent is away
+	if rounds.Of(1) == 1 {
+		long = 20 * time.Minute
+	}
+	for i, life := range []time.Duration{20 * time.Second, time.Minute, long} {
+		for j, begin := range []time.Duration{2, 17, 48} {
+			for k, percent := range []time.Duration{8, 25, 45} {
+				if (i+j+k)%3 >= rounds.Of(1) { // by default each with each other, once
+					continue
+				}
 				begin, outage := life*begin/100, life*percent/100
 				t.Run(fmt.Sprint(life, " from ", begin, " for ", outage), func(t *testing.T) {
 					t.Parallel()
@@ -151,12 +156,11 @@ func TestOutage(t *testing.T) {
 						require.NoError(t, s.Ready(t.Context()))
 						first := must.Get(s.SVID())(t)
 						left := first.NotAfter().Sub(start.Add(begin + outage))
-						for svid := first; svid == first; {
-							time.Sleep(life / 1000)
+						for svid := first; svid == first; svid = must.Get(s.SVID())(t) {
+							require.LessOrEqual(t, time.Since(start), begin+outage+left/20, "not renewed, with %v left", left)
+							time.Sleep(life / time.Duration(rounds.Of(250)))
 							synctest.Wait()
-							svid = must.Get(s.SVID())(t)
-							require.True(t, time.Now().Before(svid.NotAfter()), "expired")
-							require.LessOrEqual(t, time.Since(start), begin+outage+left/20+life/1000, "not renewed, with %v left", left)
+							require.True(t, time.Now().Before(must.Get(s.SVID())(t).NotAfter()), "expired")
 						}
 						require.GreaterOrEqual(t, time.Since(start), begin+outage)
 					})

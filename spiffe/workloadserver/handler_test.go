@@ -547,7 +547,7 @@ func TestCoalescing(t *testing.T) {
 		require.Eventually(t, func() bool {
 			svid, err := quick.SVID()
 			return err == nil && bytes.Equal(svid.Leaf().Raw, last.Leaf().Raw)
-		}, patient, time.Millisecond)
+		}, patient, 5*time.Millisecond)
 	}
 	n := 0
 	for {

@@ -14,7 +14,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
@@ -25,7 +24,6 @@ import (
 // A workload takes its identity from a handler on a Unix socket, keeps it while the server is away, and
 // finds the server again.
 func TestServer(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "WEP-2", "WEP-3", "WAPI-6", "WAPI-17")
 	home := workloadtest.NewDomain(t, "example.org")
@@ -42,10 +40,10 @@ func TestServer(t *testing.T) {
 	// The server goes: the identity stays. It comes back: the stream is there again, soon.
 	require.NoError(t, stop())
 	require.ErrorIs(t, must.Err(os.Lstat(path)), fs.ErrNotExist)
-	require.Eventually(t, func() bool { return !isOpen(s) }, patient, time.Millisecond)
+	require.Eventually(t, func() bool { return !isOpen(s) }, patient, 20*time.Millisecond)
 	must.Get(s.SVID())(t)
 	start(t, &unixsocket.Server{Path: path, Handler: h})
-	require.Eventually(t, func() bool { return updatesOf(s, "x509") == 2 }, patient, time.Millisecond)
+	require.Eventually(t, func() bool { return updatesOf(s, "x509") == 2 }, patient, 20*time.Millisecond)
 }
 
 // Over TCP only callers with a loopback or link-local address are served, unless AnyNetwork is set.
