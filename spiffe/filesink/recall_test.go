@@ -31,6 +31,7 @@ func TestWhichTokensStay(t *testing.T) {
 			return b([]byte(`{"alg":"ES256"}`)) + "." + b(fmt.Appendf(nil, `{"sub":"spiffe://example.org/web","aud":%s,"exp":%d}`, audience, time.Now().Add(left).Unix())) + ".c2ln"
 		}
 		away := tokenSource(func(context.Context, ...string) (string, error) { return "", errors.New("away") })
+		src := spiffetest.NewCA(t, "example.org").Source("/web")
 		for name, c := range map[string]struct {
 			text  string
 			stays bool
@@ -50,7 +51,7 @@ func TestWhichTokensStay(t *testing.T) {
 			"without an audience":   {b([]byte(`{"alg":"ES256"}`)) + "." + b(fmt.Appendf(nil, `{"sub":"spiffe://example.org/web","exp":%d}`, time.Now().Add(time.Hour).Unix())) + ".c2ln", false},
 			"without an expiration": {b([]byte(`{"alg":"ES256"}`)) + "." + b([]byte(`{"sub":"spiffe://example.org/web","aud":"db"}`)) + ".c2ln", false},
 		} {
-			src, dir := spiffetest.NewCA(t, "example.org").Source("/web"), t.TempDir()
+			dir := t.TempDir()
 			// The files of an earlier process, of which one is another now.
 			cfg := filesink.Config{Source: src, Dir: dir, Tokens: map[string]string{"db.token": "db"}, TokenSource: issue(time.Hour)}
 			s := must.Get(filesink.Start(t.Context(), cfg))(t)
