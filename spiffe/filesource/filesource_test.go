@@ -242,8 +242,10 @@ func TestLargeFolder(t *testing.T) {
 		write(t, filepath.Join(dir, name), data)
 	}
 	large := append(bytes.Repeat([]byte("# padding\n"), 90_000), partners.Bundle().MarshalPEM()...)
-	for i := range 30 {
-		write(t, filepath.Join(dir, fmt.Sprintf("a%d.test.spiffe-trust-bundle.x509.pem", i)), large)
+	name := func(i int) string { return filepath.Join(dir, fmt.Sprintf("a%d.test.spiffe-trust-bundle.x509.pem", i)) }
+	write(t, name(0), large)
+	for i := range 29 {
+		require.NoError(t, os.Link(name(0), name(i+1)))
 	}
 	write(t, filepath.Join(dir, "huge.test.spiffe-trust-bundle.x509.pem"), append(large, large...))
 	s := must.Get(filesource.New(filesource.Config{Folder: dir}))(t)
@@ -257,9 +259,7 @@ func TestLargeFolder(t *testing.T) {
 	assert.Contains(t, text, "too many beside the other files")
 	assert.Contains(t, text, "; and 2 more")
 	assert.Less(t, len(text), 10_000)
-	for i := range 30 {
-		write(t, filepath.Join(dir, fmt.Sprintf("a%d.test.spiffe-trust-bundle.x509.pem", i)), partners.Bundle().MarshalPEM())
-	}
+	write(t, name(0), partners.Bundle().MarshalPEM())
 	awaitErr(t, s, "huge.test.spiffe-trust-bundle.x509.pem has more than 1048576 bytes")
 	require.Eventually(t, func() bool { return s.Bundles().Len() == 32 }, patience, 10*time.Millisecond)
 }
@@ -359,7 +359,7 @@ func TestOldBeforeNew(t *testing.T) {
 			require.NoError(t, os.Remove(filepath.Join(dir, "tls.key")))
 			require.NoError(t, os.Mkdir(filepath.Join(dir, "tls.key"), 0o700))
 		}, want: "not a regular file"},
-		"too large": {damage: func(t *testing.T, dir string) { write(t, filepath.Join(dir, "tls.crt"), make([]byte, 17<<20)) }, want: "has more than 1048576 bytes"},
+		"too large": {damage: func(t *testing.T, dir string) { write(t, filepath.Join(dir, "tls.crt"), make([]byte, 2<<20)) }, want: "has more than 1048576 bytes"},
 		"another trust domain": {damage: func(t *testing.T, dir string) {
 			other := spiffetest.NewCA(t, "evil.test")
 			putAll(t, dir, other.SVID("/web"), other.Bundle())
