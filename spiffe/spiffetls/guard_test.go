@@ -96,7 +96,7 @@ func TestSpellings(t *testing.T) {
 			for _, path := range []string{
 				"/public/../admin/x", "//admin/x", "/./admin/x", "/%61dmin/x", "/public/%2e%2e/admin/x", "/public%2f..%2fadmin/x", "/admin%2fx", "/public/..%2Fadmin/x",
 			} {
-				for _, method := range []string{"GET", "CONNECT", "OPTIONS", "POST"} {
+				for _, method := range []string{"GET", "CONNECT", "OPTIONS", "POST"}[:min(4, 2*rounds.Of(1))] {
 					status, body, questions := try(method, path)
 					assert.NotContains(t, body, "the file", "%s: %s %s", name, method, path)
 					if path == "/%61dmin/x" && method != "CONNECT" { // which a ServeMux reads as /admin/x
