@@ -210,7 +210,7 @@ func TestTiming(t *testing.T) {
 			start(t, m)
 			var took []time.Duration
 			last := time.Time{}
-			ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
+			ctx, cancel := context.WithTimeout(t.Context(), 12*time.Hour)
 			defer cancel()
 			for range updates(ctx, m) {
 				if !last.IsZero() {
@@ -419,8 +419,7 @@ func TestPromisesOfSources(t *testing.T) {
 	})
 }
 
-// While every renewal fails, to the end of the certificate, there are as many attempts as the package comment says. It is their
-// keys that fail, as a signing request costs more than all else.
+// While each renewal fails, there are as many attempts as the package comment says. A key that fails costs less than a request.
 func TestAttemptsOverALife(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()

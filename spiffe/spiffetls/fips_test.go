@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"math/big"
 	"net/url"
-	"slices"
 	"testing"
 	"time"
 
@@ -82,7 +81,7 @@ func TestFIPS(t *testing.T) {
 		der := must.Get(x509.CreateCertificate(rand.Reader, leaf, root, keys[key].Public(), rootKey))(t)
 		return shake(&tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: keys[key]}}, CurvePreferences: curves})
 	}
-	for _, key := range []string{"ECDSA P-256", "ECDSA P-384", "ECDSA P-521", "RSA 2048", "Ed25519", fmt.Sprint("RSA ", slices.Max(sizes))} {
+	for _, key := range []string{"ECDSA P-256", "ECDSA P-384", "ECDSA P-521", "RSA 2048", "Ed25519", fmt.Sprint("RSA ", sizes[len(sizes)-1])} {
 		require.NoError(t, with(key), key)
 	}
 	require.Error(t, with("ECDSA P-224"), "in no mode")
