@@ -507,7 +507,7 @@ func TestRootRotation(t *testing.T) {
 	ca.Rotate()
 	ca.DropOldRoots()
 	write(t, filepath.Join(dir, "ca.crt"), ca.Bundle().MarshalPEM())
-	require.Eventually(t, func() bool { b, err := s.Bundle(td); return err == nil && sameRoots(b, ca.Bundle()) }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { b, err := s.Bundle(td); return err == nil && sameRoots(b, ca.Bundle()) }, patience, time.Millisecond)
 	assert.Equal(t, number(second), serial(t, s), "there is no other")
 	st := s.Status()
 	require.Len(t, st.Notes, 1)
@@ -726,7 +726,7 @@ func TestUpdatesAndMetrics(t *testing.T) {
 	assert.WithinDuration(t, time.Now(), st.LastUpdate, time.Minute)
 	assert.WithinDuration(t, time.Now(), st.Checked, time.Minute)
 	var updates []map[string]any
-	require.Eventually(t, func() bool { updates = log.lines(t, "filesource: update"); return len(updates) == 2 }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { updates = log.lines(t, "filesource: update"); return len(updates) == 2 }, patience, time.Millisecond)
 	assert.Equal(t, "spiffe://example.org/web", updates[1]["id"])
 	// Nothing but what is in the files makes an update.
 	now := time.Now().Add(time.Minute)
