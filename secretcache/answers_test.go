@@ -92,21 +92,21 @@ func TestBrokenAnswers(t *testing.T) {
 			heard.take()
 
 			spoil(ca, p)
-			time.Sleep(50 * time.Minute)
+			time.Sleep(34 * time.Minute)
 			assert.Empty(t, heard.take())
 			assert.Same(t, first, current(t, m))
 			assert.Same(t, snap, must.Get(m.Snapshot())(t))
 			assert.Same(t, secret, must.Get(m.GenerateSecret(t.Context(), "default"))(t))
 			st := status(t, m, web)
 			assert.ErrorContains(t, st.Err, want)
-			assert.Greater(t, st.Failures, 10, "it is tried again and again")
+			assert.Greater(t, st.Failures, 5, "it is tried again and again")
 			assert.Less(t, st.Failures, 1000, "and not all the time")
 
 			ca.EditTemplates(nil)
 			ca.EditAnswers(nil)
 			ca.FailNext(0, nil)
 			p.signer.Store(nil)
-			time.Sleep(25 * time.Second) // 4 % of what remains
+			time.Sleep(65 * time.Second) // 4 % of what remains
 			assert.Equal(t, []string{"default", web.String()}, heard.take())
 			assert.NotSame(t, first, current(t, m))
 			assert.NoError(t, status(t, m, web).Err)
@@ -176,18 +176,15 @@ func TestShorterLives(t *testing.T) {
 			m := newManager(t, secretcache.Config{CA: p, Lifetime: 24 * time.Hour})
 			first, _ := ready(t, m)
 			ca.EditTemplates(func(c *x509.Certificate) { c.NotAfter = c.NotBefore.Add(short) })
-			for current(t, m) == first {
-				require.Less(t, time.Since(first.Leaf().NotBefore), 13*time.Hour)
-				time.Sleep(10 * time.Second)
-			}
+			<-m.Changed()
 			assert.EqualValues(t, 2, p.signed.Load(), "the first short one is taken")
 			assert.LessOrEqual(t, time.Since(first.Leaf().NotBefore), 12*time.Hour+time.Minute)
-			const lives = 40
+			lives := rounds.Of(10)
 			for range lives * 10 {
 				time.Sleep(short / 10)
 				require.True(t, time.Now().Before(current(t, m).NotAfter()))
 			}
-			assert.Less(t, p.signed.Load(), int64(2+4*lives), "one for each renewal")
+			assert.Less(t, int(p.signed.Load()), 2+4*lives, "one for each renewal")
 			assert.NoError(t, status(t, m, web).Err)
 		})
 	}

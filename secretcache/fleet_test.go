@@ -53,7 +53,7 @@ func (p pace) obtain(received, notAfter, down, up time.Time, timeout time.Durati
 func TestOutageSweep(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	const each = 3
+	each := rounds.Of(1)
 	sweep := func(p pace) (outages, expired, slow int, slowest float64) {
 		random := rand.New(rand.NewPCG(1, 2))
 		received := time.Unix(1_000_000_000, 0)
@@ -187,7 +187,7 @@ func TestFleet(t *testing.T) {
 	if *long {
 		n = 1_000_000
 	}
-	play := func(p pace) []*fleet {
+	play := func(p pace, n int) []*fleet {
 		return []*fleet{
 			newFleet("all started in one moment", n, p, true, 0, 0),
 			newFleet("the CA is away for 10 % of a life", n, p, false, fleetLife/10, 0),
@@ -195,13 +195,13 @@ func TestFleet(t *testing.T) {
 			newFleet("the root is withdrawn, and all learn of it within 5 minutes", n, p, false, 0, renew.UsualPoll),
 		}
 	}
-	fleets := play(paceOf(secretcache.Config{}))
+	fleets := play(paceOf(secretcache.Config{}), n)
 	for _, f := range fleets {
 		t.Logf("%s: at most %.2f times the mean; %.2f where what is due must not wait", f.title, f.peak(0, fleetBins),
 			float64(slices.Max(f.bins[f.work[0]:max(f.work[1], f.work[0]+1)]))/f.mean)
 		assert.LessOrEqual(t, f.peak(0, fleetBins), 3.0, f.title)
 	}
-	for _, f := range play(paceOf(secretcache.Config{Jitter: 0.01})) {
+	for _, f := range play(paceOf(secretcache.Config{Jitter: 0.01}), n/10) {
 		assert.Greater(t, f.peak(0, fleetBins), 3.0, "this test can fail: %s", f.title)
 	}
 	if n != 10_000 {

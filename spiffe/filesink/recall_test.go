@@ -31,7 +31,7 @@ func TestWhichTokensStay(t *testing.T) {
 			return b([]byte(`{"alg":"ES256"}`)) + "." + b(fmt.Appendf(nil, `{"sub":"spiffe://example.org/web","aud":%s,"exp":%d}`, audience, time.Now().Add(left).Unix())) + ".c2ln"
 		}
 		away := tokenSource(func(context.Context, ...string) (string, error) { return "", errors.New("away") })
-		for name, c := range map[string]struct {
+		cases := map[string]struct {
 			text  string
 			stays bool
 		}{
@@ -49,27 +49,28 @@ func TestWhichTokensStay(t *testing.T) {
 			"nothing":               {"", false},
 			"without an audience":   {b([]byte(`{"alg":"ES256"}`)) + "." + b(fmt.Appendf(nil, `{"sub":"spiffe://example.org/web","exp":%d}`, time.Now().Add(time.Hour).Unix())) + ".c2ln", false},
 			"without an expiration": {b([]byte(`{"alg":"ES256"}`)) + "." + b([]byte(`{"sub":"spiffe://example.org/web","aud":"db"}`)) + ".c2ln", false},
-		} {
-			src, dir := spiffetest.NewCA(t, "example.org").Source("/web"), t.TempDir()
-			// The files of an earlier process, of which one is another now.
-			cfg := filesink.Config{Source: src, Dir: dir, Tokens: map[string]string{"db.token": "db"}, TokenSource: issue(time.Hour)}
-			s := must.Get(filesink.Start(t.Context(), cfg))(t)
-			require.NoError(t, s.Close())
-			path := filepath.Join(dir, "db.token")
-			require.NoError(t, os.WriteFile(must.Get(filepath.EvalSymlinks(path))(t), []byte(c.text), 0o600))
-
-			src.Renew()
-			cfg.TokenSource = away
-			s = must.Get(filesink.Start(t.Context(), cfg))(t, name)
-			data, err := os.ReadFile(path)
+		}
+		// The files of an earlier process, which are others now.
+		src, dir := spiffetest.NewCA(t, "example.org").Source("/web"), t.TempDir()
+		cfg := filesink.Config{Source: src, Dir: dir, Tokens: map[string]string{}, TokenSource: issue(time.Hour)}
+		for name := range cases {
+			cfg.Tokens[name] = "db"
+		}
+		require.NoError(t, must.Get(filesink.Start(t.Context(), cfg))(t).Close())
+		for name, c := range cases {
+			require.NoError(t, os.WriteFile(must.Get(filepath.EvalSymlinks(filepath.Join(dir, name)))(t), []byte(c.text), 0o600))
+		}
+		src.Renew()
+		cfg.TokenSource = away
+		start(t, cfg)
+		for name, c := range cases {
+			data, err := os.ReadFile(filepath.Join(dir, name))
 			if c.stays {
-				if assert.NoError(t, err, name) {
-					assert.Equal(t, c.text, string(data), name)
-				}
+				assert.NoError(t, err, name)
+				assert.Equal(t, c.text, string(data), name)
 			} else {
 				assert.ErrorIs(t, err, os.ErrNotExist, name)
 			}
-			require.NoError(t, s.Close())
 		}
 	})
 }

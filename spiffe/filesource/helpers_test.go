@@ -107,7 +107,7 @@ func number(svid *spiffe.SVID) string { return svid.Leaf().SerialNumber.String()
 // awaitSVID waits until s hands out svid and all files are in order.
 func awaitSVID(t testing.TB, s *filesource.Source, svid *spiffe.SVID) {
 	t.Helper()
-	require.Eventually(t, func() bool { return serial(t, s) == number(svid) && s.Status().Err == nil }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return serial(t, s) == number(svid) && s.Status().Err == nil }, patience, 10*time.Millisecond)
 }
 
 // awaitErr waits until a part of the files is refused for a reason with text in it.
@@ -117,7 +117,7 @@ func awaitErr(t testing.TB, s *filesource.Source, text string) error {
 	require.Eventually(t, func() bool {
 		err = s.Status().Err
 		return err != nil && bytes.Contains([]byte(err.Error()), []byte(text))
-	}, patience, time.Millisecond, "waiting for %q", text)
+	}, patience, 10*time.Millisecond, "waiting for %q", text)
 	return err
 }
 

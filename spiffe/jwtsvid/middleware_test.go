@@ -266,7 +266,7 @@ func TestMiddlewareLog(t *testing.T) {
 			r.Header.Set("Authorization", authorization)
 			h.ServeHTTP(httptest.NewRecorder(), r)
 		}
-		for i := range 5000 {
+		for i := range 2000 {
 			send("Bearer " + strings.Repeat("x", i%100))
 			send("Basic x")
 		}
@@ -283,7 +283,7 @@ func TestMiddlewareLog(t *testing.T) {
 		got = take()
 		require.Len(t, got, 2)
 		for _, line := range got {
-			assert.Contains(t, line, " count=4999 interval=1m0s")
+			assert.Contains(t, line, " count=1999 interval=1m0s")
 		}
 		time.Sleep(2 * time.Minute)
 		assert.Empty(t, take())

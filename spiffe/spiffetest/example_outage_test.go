@@ -17,7 +17,7 @@ func testOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "example.org") // in the bubble, for its clock
 		web := spiffe.MustParseID("spiffe://example.org/web")
-		source, err := secretcache.Start(t.Context(), secretcache.Config{ID: web, CA: ca, Lifetime: 24 * time.Hour})
+		source, err := secretcache.Start(t.Context(), secretcache.Config{ID: web, CA: ca, Lifetime: 12 * time.Hour})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -25,7 +25,7 @@ func testOutage(t *testing.T) {
 		signed := ca.Signed()
 
 		ca.FailNext(-1, errors.New("the CA is down"))
-		for range 23 {
+		for range 11 {
 			time.Sleep(time.Hour)
 			svid, err := source.SVID()
 			if err != nil || time.Now().After(svid.NotAfter()) {
@@ -39,7 +39,7 @@ func testOutage(t *testing.T) {
 		ca.FailNext(0, nil)
 		time.Sleep(time.Hour)
 		svid, err := source.SVID()
-		if err != nil || time.Until(svid.NotAfter()) < 20*time.Hour {
+		if err != nil || time.Until(svid.NotAfter()) < 10*time.Hour {
 			t.Error("the identity was not renewed after the outage:", err)
 		}
 	})

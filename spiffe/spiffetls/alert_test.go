@@ -23,7 +23,7 @@ func TestAlert(t *testing.T) {
 	refused, servers := ca.SVID("/other"), spiffe.AllowIDs(ca.SVID("/db").ID())
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for range rounds.Of(10) {
+	for range rounds.Of(3) {
 		for _, opts := range []*spiffetls.Config{http1, nil, {Metrics: new(spiffetls.Metrics)}} {
 			for _, size := range []int{0, 1, 1 << 20} {
 				wg.Go(func() {

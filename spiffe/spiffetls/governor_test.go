@@ -31,6 +31,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -610,12 +611,13 @@ func TestConnectionClosesWhenProofExpires(t *testing.T) {
 		}
 		lazy := w.crowd(ca.SVID("/lazy"), ca.Bundles(), spiffetls.Config{})
 
+		step := 28 * time.Second / time.Duration(rounds.Of(1))
 		for range 2 {
-			for range 1800 / 7 {
+			for range 30 * time.Minute / step {
 				for _, c := range working {
 					c.ask()
 				}
-				time.Sleep(7*time.Second + 10*time.Millisecond)
+				time.Sleep(step + 10*time.Millisecond)
 			}
 			client.renew(ca.SVID("/client"))
 			self.renew(ca.SVID("/server"))
@@ -624,7 +626,7 @@ func TestConnectionClosesWhenProofExpires(t *testing.T) {
 			for _, c := range working {
 				c.ask()
 			}
-			time.Sleep(7 * time.Second)
+			time.Sleep(step)
 		}
 		for _, c := range working {
 			assert.Equal(t, 2, c.made(), "one connection for each proof")

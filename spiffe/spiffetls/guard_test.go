@@ -80,6 +80,7 @@ func TestSpellings(t *testing.T) {
 			try := func(method, path string) (int, string, int32) {
 				config, err := clientConfig(spiffetls.Config{Self: web, Peers: ca.Bundle(), Allow: spiffe.AllowIDs(self.ID()), NextProtos: []string{proto}})
 				require.NoError(t, err)
+				config.CurvePreferences = []tls.CurveID{tls.CurveP256} // the cheapest
 				c := must.Get(tls.Dial("tcp", addr, config))(t)
 				defer c.Close()
 				require.NoError(t, c.SetDeadline(time.Now().Add(time.Minute)))
@@ -96,7 +97,7 @@ func TestSpellings(t *testing.T) {
 			for _, path := range []string{
 				"/public/../admin/x", "//admin/x", "/./admin/x", "/%61dmin/x", "/public/%2e%2e/admin/x", "/public%2f..%2fadmin/x", "/admin%2fx", "/public/..%2Fadmin/x",
 			} {
-				for _, method := range []string{"GET", "CONNECT", "OPTIONS", "POST"} {
+				for _, method := range []string{"GET", "CONNECT", "OPTIONS", "POST"}[:min(4, 2*rounds.Of(1))] {
 					status, body, questions := try(method, path)
 					assert.NotContains(t, body, "the file", "%s: %s %s", name, method, path)
 					if path == "/%61dmin/x" && method != "CONNECT" { // which a ServeMux reads as /admin/x

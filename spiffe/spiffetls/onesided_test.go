@@ -346,7 +346,8 @@ func TestAnonymousRequests(t *testing.T) {
 	ca := spiffetest.NewCA(t, "example.org")
 	for _, version := range versions {
 		for _, protos := range [][]string{nil, {"http/1.1"}} {
-			for _, governed := range []bool{false, true} {
+			other := (version == tls.VersionTLS12) == (protos == nil)
+			for _, governed := range []bool{other, !other}[:min(2, rounds.Of(1))] {
 				t.Run(fmt.Sprint(tls.VersionName(version), protos, governed), func(t *testing.T) {
 					t.Parallel()
 					var failures spiffetls.Metrics
@@ -532,7 +533,7 @@ func TestWebCertificate(t *testing.T) {
 			return c
 		}
 		var failures spiffetls.Metrics
-		for _, opts := range []*spiffetls.Config{{}, {Metrics: &failures}} {
+		for i, opts := range []*spiffetls.Config{{}, {Metrics: &failures}} {
 			sc := server(opts)
 			for name, cc := range map[string]*tls.Config{"spiffe://example.org/web": client(), "spiffe://example.org/plain": plain()} {
 				for range 3 {
@@ -551,7 +552,10 @@ func TestWebCertificate(t *testing.T) {
 			s, c := connect(t, sc, &tls.Config{InsecureSkipVerify: true})
 			assert.ErrorContains(t, s.err, "didn't provide a certificate")
 			assert.Error(t, c.err)
-			for _, f := range spiffetest.Faults() {
+			for n, f := range spiffetest.Faults() {
+				if n%2 != i && rounds.Of(1) == 1 {
+					continue
+				}
 				bad := bare(ca.Broken(f.Name))
 				bad.MaxVersion = version
 				if s, _ := connect(t, sc, bad); slices.Contains(f.Refused, spiffe.ClientRole) {

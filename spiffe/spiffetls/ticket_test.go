@@ -14,6 +14,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -169,7 +170,8 @@ func TestCarefulRotationWithResumption(t *testing.T) {
 				}
 			}
 		}
-		for range 5 {
+		times := rounds.Of(2)
+		for range times {
 			step(ca.Prepare)
 			step(func() { db.learn(ca.Bundles()) })
 			step(func() { web.learn(ca.Bundles()) })
@@ -180,7 +182,7 @@ func TestCarefulRotationWithResumption(t *testing.T) {
 			step(func() { web.learn(ca.Bundles()) })
 			step(func() { db.learn(ca.Bundles()) })
 		}
-		assert.Equal(t, 5*9*2-(1+5), resumed, "all but the first and those after the server's renewals, which show the client's too")
+		assert.Equal(t, times*9*2-(1+times), resumed, "all but the first and those after the server's renewals, which show the client's too")
 	})
 }
 
