@@ -204,9 +204,12 @@ func (m *machine) apply(w Write) {
 // choices is how many things keep of crash is asked for, at least.
 func (m *machine) choices() int { return len(m.pending) + len(m.root.names) + 4 }
 
-// crash writes what is there after a crash to dir: of the names that were not durable those that keep says, and of the
-// contents that were not, everything or nothing.
-func (m *machine) crash(dir string, keep func(n int) bool) error {
+// leftover is a file, a directory ("mkdir") or a link ("symlink") that is there after a crash.
+type leftover struct{ op, path, data string }
+
+// crash returns what is there after a crash, each directory before what is in it: of the names that were not durable
+// those that keep says, and of the contents that were not, everything or nothing.
+func (m *machine) crash(keep func(n int) bool) (left []leftover) {
 	after := map[*inode]map[string]*inode{} // of the directories that kept changes are in
 	for i, c := range m.pending {
 		if !keep(i) {
@@ -220,45 +223,52 @@ func (m *machine) crash(dir string, keep func(n int) bool) error {
 		}
 	}
 	asked := len(m.pending)
-	var write func(dir string, folder *inode) error
-	write = func(dir string, folder *inode) error {
+	var list func(dir string, folder *inode)
+	list = func(dir string, folder *inode) {
 		names := after[folder]
 		if names == nil {
 			names = folder.durableNames
 		}
 		for _, name := range slices.Sorted(maps.Keys(names)) {
-			n, path, err := names[name], filepath.Join(dir, name), error(nil)
+			n, path := names[name], filepath.Join(dir, name)
 			switch {
 			case n.names != nil:
-				if err = os.Mkdir(path, 0o700); err == nil {
-					err = write(path, n)
-				}
+				left = append(left, leftover{"mkdir", path, ""})
+				list(path, n)
 			case n.link != "":
-				err = os.Symlink(n.link, path)
+				left = append(left, leftover{"symlink", path, n.link})
 			default:
 				data := n.durable
 				if keep(asked) {
 					data = n.data
 				}
 				asked++
-				err = os.WriteFile(path, data, 0o600)
-			}
-			if err != nil {
-				return err
+				left = append(left, leftover{"create", path, string(data)})
 			}
 		}
-		return nil
 	}
-	return write(dir, m.root)
+	list("", m.root)
+	return left
+}
+
+func (l leftover) writeTo(dir string) error {
+	path := filepath.Join(dir, l.path)
+	switch l.op {
+	case "mkdir":
+		return os.Mkdir(path, 0o700)
+	case "symlink":
+		return os.Symlink(l.data, path)
+	}
+	return os.WriteFile(path, []byte(l.data), 0o600)
 }
 
 // Survives returns what is wrong with the directory that a machine leaves when it crashes after each write, whatever
 // it has made durable of its own accord, and nil if nothing is. Check says what is wrong with a directory after the
 // saves that it is told of. Of the choices that leave one thing out, or keep one alone, Survives looks at one in each
-// step, another one after each write.
+// step, another one after each write. Of states that are alike, check is told of the first.
 func Survives(t testing.TB, writes []Write, step int, check func(dir string, saved int) error) error {
 	m := &machine{root: newFolder()}
-	saved, states, base := 0, 0, fastDir(t)
+	saved, states, base, seen := 0, 0, fastDir(t), map[string]bool{}
 	for i, w := range writes {
 		if w.Op == "saved" {
 			saved = w.Save
@@ -267,10 +277,15 @@ func Survives(t testing.TB, writes []Write, step int, check func(dir string, sav
 		}
 		try := func(keep func(n int) bool) error {
 			states++
-			dir := filepath.Join(base, "folder")
+			left, dir := m.crash(keep), filepath.Join(base, "folder")
+			key := fmt.Sprintf("%d %q", saved, left)
+			if seen[key] {
+				return nil
+			}
+			seen[key] = true
 			err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700))
-			if err == nil {
-				err = m.crash(dir, keep)
+			for _, l := range left {
+				err = errors.Join(err, l.writeTo(dir))
 			}
 			if err != nil {
 				t.Fatal(err)
