@@ -333,16 +333,18 @@ func TestFloodOfNames(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := limit.New(limit.Options{CallerRate: 1, CallerBurst: 1})
+		last := 0
 		take := func(n int) {
-			for i := range n {
-				if err := l.Acquire(t.Context(), strconv.Itoa(i)); err != nil {
-					require.NoError(t, err, i)
+			for range n {
+				last++
+				if err := l.Acquire(t.Context(), strconv.Itoa(last)); err != nil {
+					require.NoError(t, err, last)
 				}
 			}
 		}
 		take(70_000)
 		require.Equal(t, 1<<16, l.Callers())
-		refused(t, l.Acquire(t.Context(), "69999"), limit.CallerRate)
+		refused(t, l.Acquire(t.Context(), "70000"), limit.CallerRate)
 		for n := 1 << 15; n > 0; n /= 2 { // each makes room for itself and one more
 			time.Sleep(time.Second)
 			take(n)
