@@ -376,7 +376,8 @@ func TestDebugClients(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := memory()
-		n.serve(t, "control", debugPlane(t, make(chan *envoysds.DiscoveryRequest, 10), &anypb.Any{TypeUrl: "istio.io/debug", Value: bytes.Repeat([]byte("x"), 512<<10)}))
+		big := &anypb.Any{TypeUrl: "istio.io/debug", Value: bytes.Repeat([]byte("x"), 512<<10)}
+		n.serve(t, "control", debugPlane(t, make(chan *envoysds.DiscoveryRequest, 10), big))
 		h := newProxy(t, n, withToken)
 		s := n.through(t, h).Open(t.Context(), stream, nil)
 		defer s.Close()

@@ -204,12 +204,9 @@ func (m *machine) apply(w Write) {
 // choices is how many things keep of crash is asked for, at least.
 func (m *machine) choices() int { return len(m.pending) + len(m.root.names) + 4 }
 
-// leftover is a file, a directory ("mkdir") or a link ("symlink") that is there after a crash.
-type leftover struct{ op, path, data string }
-
-// crash returns what is there after a crash, each directory before what is in it: of the names that were not durable
-// those that keep says, and of the contents that were not, everything or nothing.
-func (m *machine) crash(keep func(n int) bool) (left []leftover) {
+// crash returns what makes dir what it is after a crash, and a text of that: of the names that were not durable those
+// that keep says, and of the contents that were not, everything or nothing.
+func (m *machine) crash(dir string, keep func(n int) bool) (text string, write []func() error) {
 	after := map[*inode]map[string]*inode{} // of the directories that kept changes are in
 	for i, c := range m.pending {
 		if !keep(i) {
@@ -233,33 +230,25 @@ func (m *machine) crash(keep func(n int) bool) (left []leftover) {
 			n, path := names[name], filepath.Join(dir, name)
 			switch {
 			case n.names != nil:
-				left = append(left, leftover{"mkdir", path, ""})
+				text += fmt.Sprintf("%q/", path)
+				write = append(write, func() error { return os.Mkdir(path, 0o700) })
 				list(path, n)
 			case n.link != "":
-				left = append(left, leftover{"symlink", path, n.link})
+				text += fmt.Sprintf("%q>%q", path, n.link)
+				write = append(write, func() error { return os.Symlink(n.link, path) })
 			default:
 				data := n.durable
 				if keep(asked) {
 					data = n.data
 				}
 				asked++
-				left = append(left, leftover{"create", path, string(data)})
+				text += fmt.Sprintf("%q=%q", path, data)
+				write = append(write, func() error { return os.WriteFile(path, data, 0o600) })
 			}
 		}
 	}
-	list("", m.root)
-	return left
-}
-
-func (l leftover) writeTo(dir string) error {
-	path := filepath.Join(dir, l.path)
-	switch l.op {
-	case "mkdir":
-		return os.Mkdir(path, 0o700)
-	case "symlink":
-		return os.Symlink(l.data, path)
-	}
-	return os.WriteFile(path, []byte(l.data), 0o600)
+	list(dir, m.root)
+	return text, write
 }
 
 // Survives returns what is wrong with the directory that a machine leaves when it crashes after each write, whatever
@@ -277,15 +266,15 @@ func Survives(t testing.TB, writes []Write, step int, check func(dir string, sav
 		}
 		try := func(keep func(n int) bool) error {
 			states++
-			left, dir := m.crash(keep), filepath.Join(base, "folder")
-			key := fmt.Sprintf("%d %q", saved, left)
-			if seen[key] {
+			dir := filepath.Join(base, "folder")
+			text, write := m.crash(dir, keep)
+			if text = fmt.Sprint(saved, text); seen[text] {
 				return nil
 			}
-			seen[key] = true
+			seen[text] = true
 			err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700))
-			for _, l := range left {
-				err = errors.Join(err, l.writeTo(dir))
+			for _, f := range write {
+				err = errors.Join(err, f())
 			}
 			if err != nil {
 				t.Fatal(err)
