@@ -26,7 +26,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
-// TestEntitlements makes 10,000 random changes of what callers may have under which name, of secrets, and of what
+// TestEntitlements makes random changes of what callers may have under which name, of secrets, and of what
 // streams ask for, in virtual time, and holds what is sent against a model: no secret leaves after its caller has
 // lost the right to it, or has got another in its place, and what callers may have is there a second later.
 func TestEntitlements(t *testing.T) {
@@ -35,7 +35,7 @@ func TestEntitlements(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { newModel(t, seed).run(2500) })
+			synctest.Test(t, func(t *testing.T) { newModel(t, seed).run(rounds.Of(160) * rounds.Of(1)) })
 		})
 	}
 }
@@ -167,7 +167,7 @@ func (m *model) run(events int) {
 	require.Zero(m.t, names)
 	require.Empty(m.t, m.h.table.names)
 	require.Empty(m.t, m.h.table.names[""])
-	require.Greater(m.t, m.sent, events, "the test is about something")
+	require.Greater(m.t, m.sent, events/4, "the test is about something")
 }
 
 // pause sleeps for about ms milliseconds, to a whole microsecond.

@@ -349,7 +349,7 @@ func TestKeys(t *testing.T) {
 	conformance.Covers(t, "IST-7.5-3", "IST-9.2-17", "IST-9.2-19", "IST-9.2-20", "IST-2.1-13", "IST-2.1-14")
 	c := newControl(t)
 	for environ, bits := range map[string]int{
-		"": 2048, "WORKLOAD_RSA_KEY_SIZE=2048": 2048, "ECC_SIGNATURE_ALGORITHM=ECDSA": 256, "ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384": 384,
+		"": 2048, "ECC_SIGNATURE_ALGORITHM=ECDSA": 256, "ECC_SIGNATURE_ALGORITHM=ECDSA ECC_CURVE=P384": 384,
 	} {
 		a := start(t, config(t, c.root(t), strings.Replace(pod, "ECC_SIGNATURE_ALGORITHM=ECDSA", "", 1)+"CA_ADDR="+c.addr+" "+environ))
 		svid := must.Get(a.identity.SVID())(t)

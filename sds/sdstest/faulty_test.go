@@ -4,10 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
@@ -64,10 +62,9 @@ func startFaulty(t testing.TB, fault func(f *faulty, name string, s *pki.Secret)
 		}
 	}()
 	h := must.Get(sds.NewHandler(f, nil))(t)
-	dir := must.Get(os.MkdirTemp("", "sds"))(t)
-	l := must.Get(net.Listen("unix", filepath.Join(dir, "s")))(t)
-	srv := &http.Server{Handler: h, Protocols: new(http.Protocols)} // a test
-	srv.Protocols.SetUnencryptedHTTP2(true)
+	l, protocols := memconn.Listen(), new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	srv := &http.Server{Handler: h, Protocols: protocols} // a test
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -78,9 +75,9 @@ func startFaulty(t testing.TB, fault func(f *faulty, name string, s *pki.Secret)
 		<-done
 		_ = h.Close()
 		close(f.calls)
-		_ = os.RemoveAll(dir)
 	})
-	return &Server{Client: sds.UnixClient(l.Addr().String()), URL: "http://localhost", Set: f.set}
+	c := &http.Client{Transport: &http.Transport{Protocols: protocols, DialContext: l.DialContext}}
+	return &Server{Client: c, URL: "http://localhost", Set: f.set}
 }
 
 // The suite and the model find servers out that lose a change, that are late by one, or that serve something else, and

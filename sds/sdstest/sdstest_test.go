@@ -5,14 +5,12 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
+	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
@@ -48,36 +46,25 @@ func (s *source) set(name string, secret *pki.Secret) {
 	s.changed(name)
 }
 
-// start starts our server on a Unix socket.
+// start starts our server.
 func start(t testing.TB, o sdstest.Options) *sdstest.Server {
 	src := &source{secrets: make(map[string]*pki.Secret)}
 	h := must.Get(sds.NewHandler(src, &sds.Options{MaxNames: o.MaxNames}))(t)
-	path := listen(t, h)
-	c := sds.UnixClient(path)
-	t.Cleanup(func() { _ = h.Close(); c.CloseIdleConnections() })
-	return &sdstest.Server{Client: c, URL: "http://localhost", Set: src.set}
-}
-
-// listen serves a handler on a socket, whose path it returns.
-func listen(t testing.TB, h http.Handler) (path string) {
-	t.Helper()
-	dir := must.Get(os.MkdirTemp("", "sds"))(t) // short enough for a socket
-	path = filepath.Join(dir, "s")
-	l := must.Get(net.Listen("unix", path))(t)
-	srv := &http.Server{Handler: h, Protocols: new(http.Protocols)} // a test
-	srv.Protocols.SetHTTP1(true)
-	srv.Protocols.SetUnencryptedHTTP2(true)
+	l, protocols := memconn.Listen(), new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	srv := &http.Server{Handler: h, Protocols: protocols} // a test
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_ = srv.Serve(l)
 	}()
 	t.Cleanup(func() {
+		_ = h.Close()
 		_ = srv.Close()
 		<-done
-		_ = os.RemoveAll(dir)
 	})
-	return path
+	c := &http.Client{Transport: &http.Transport{Protocols: protocols, DialContext: l.DialContext}}
+	return &sdstest.Server{Client: c, URL: "http://localhost", Set: src.set}
 }
 
 var long = flag.Bool("long", false, "play ten times as many random scripts")
@@ -86,7 +73,10 @@ var long = flag.Bool("long", false, "play ten times as many random scripts")
 func TestRunModel(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
-	seeds := 500
+	seeds := rounds.Of(32) * rounds.Of(1)
+	if rounds.Race {
+		seeds *= 4
+	}
 	if *long {
 		seeds = 5000
 	}

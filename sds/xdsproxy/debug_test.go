@@ -376,7 +376,8 @@ func TestDebugClients(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := memory()
-		n.serve(t, "control", debugPlane(t, make(chan *envoysds.DiscoveryRequest, 10), &anypb.Any{TypeUrl: "istio.io/debug", Value: bytes.Repeat([]byte("x"), 4<<20)}))
+		big := &anypb.Any{TypeUrl: "istio.io/debug", Value: bytes.Repeat([]byte("x"), 512<<10)}
+		n.serve(t, "control", debugPlane(t, make(chan *envoysds.DiscoveryRequest, 10), big))
 		h := newProxy(t, n, withToken)
 		s := n.through(t, h).Open(t.Context(), stream, nil)
 		defer s.Close()
@@ -403,7 +404,7 @@ func TestDebugClients(t *testing.T) {
 		_ = second.Body.Close()
 		user = "other"
 		again := get("/debug") // a client that is slow holds up no other
-		assert.Greater(t, must.Get(io.Copy(io.Discard, again.Body))(t), int64(4<<20))
+		assert.Greater(t, must.Get(io.Copy(io.Discard, again.Body))(t), int64(512<<10))
 		_ = again.Body.Close()
 		time.Sleep(31 * time.Second)
 		require.Error(t, must.Err(io.Copy(io.Discard, slow.Body)))
@@ -411,7 +412,7 @@ func TestDebugClients(t *testing.T) {
 
 		for range 2 {
 			resp := get("/debug")
-			assert.Greater(t, must.Get(io.Copy(io.Discard, resp.Body))(t), int64(4<<20))
+			assert.Greater(t, must.Get(io.Copy(io.Discard, resp.Body))(t), int64(512<<10))
 			_ = resp.Body.Close()
 			time.Sleep(time.Minute)
 			resp = get("/debug?bad=1")

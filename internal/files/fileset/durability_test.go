@@ -90,7 +90,7 @@ func TestSurvivesCrashes(t *testing.T) {
 	}
 	for _, plain := range []bool{false, true} {
 		writes := history(t, plain)
-		require.NoError(t, diskcrash.Survives(t, writes, max(1, 4/rounds.Of(1)), survivor(t, plain)), "plain %v", plain)
+		require.NoError(t, diskcrash.Survives(t, writes, max(1, 16/rounds.Of(1)/rounds.Of(1)), survivor(t, plain)), "plain %v", plain)
 		// That is noticed which leaves out what makes something durable.
 		for _, op := range []string{"sync", "syncdir"} {
 			without := slices.DeleteFunc(slices.Clone(writes), func(w diskcrash.Write) bool { return w.Op == op })

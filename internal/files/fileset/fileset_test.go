@@ -56,7 +56,7 @@ func TestFolderReaders(t *testing.T) {
 			}
 		})
 	}
-	for end := time.Now().Add(time.Duration(rounds.Of(1)) * 150 * time.Millisecond); time.Now().Before(end) && !t.Failed(); {
+	for end := time.Now().Add(time.Duration(rounds.Of(1)) * 75 * time.Millisecond); time.Now().Before(end) && !t.Failed(); {
 		write()
 	}
 	over.Store(true)

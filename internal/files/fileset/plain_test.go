@@ -24,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/flock"
 	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/internal/files/private"
+	"github.com/svidkit/svidkit/internal/test/diskcrash"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
@@ -226,7 +227,7 @@ func TestPlainReaders(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	dir := t.TempDir()
-	f := open(t, dir, true)
+	f := must.Get(openOn(&diskcrash.Journal{}, dir, options(true)))(t) // which waits for no disk
 	defer f.Close()
 	write(t, f, 1)
 
@@ -237,7 +238,7 @@ func TestPlainReaders(t *testing.T) {
 	// The machine may stand still between two of the moves for longer than readers wait between theirs.
 	const still = 80 * time.Millisecond
 	var began atomic.Pointer[time.Time] // the moves
-	var stalled atomic.Bool
+	var stalled, idle atomic.Bool
 	f.disk = stepping{f.disk, func(step string) error {
 		if now := time.Now(); step == "rename to roots" {
 			began.Store(&now)
@@ -249,6 +250,9 @@ func TestPlainReaders(t *testing.T) {
 	for range 2 {
 		readers.Go(func() {
 			for ctx.Err() == nil && !t.Failed() {
+				if idle.Load() {
+					time.Sleep(time.Millisecond)
+				}
 				var have []int
 				for _, name := range []string{"cert", "key", "roots"} {
 					data, err := os.ReadFile(filepath.Join(dir, name))
@@ -290,8 +294,9 @@ func TestPlainReaders(t *testing.T) {
 	readers.Go(func() { _ = follower.Run(ctx) })
 
 	version := 1
-	for end := time.Now().Add(time.Duration(rounds.Of(1)) * 400 * time.Millisecond); time.Now().Before(end) && !t.Failed(); {
-		for range rand.IntN(20) {
+	for end := time.Now().Add(time.Duration(rounds.Of(1)) * 150 * time.Millisecond); time.Now().Before(end) && !t.Failed(); {
+		idle.Store(false)
+		for range 1 + rand.IntN(6) {
 			version++
 			write(t, f, version)
 			if at := began.Load(); time.Since(*at) > still {
@@ -299,6 +304,7 @@ func TestPlainReaders(t *testing.T) {
 			}
 			began.Store(nil) // after that, for a follower that looks at both
 		}
+		idle.Store(true)
 		time.Sleep(rand.N(250 * time.Millisecond))
 	}
 	require.Eventually(t, func() bool { return last.Load() == int64(version) }, time.Minute, time.Millisecond)

@@ -317,7 +317,7 @@ func TestSecretVolume(t *testing.T) {
 			}
 		}
 	}()
-	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
+	for end := time.Now().Add(time.Duration(rounds.Of(75)) * time.Millisecond); time.Now().Before(end); {
 		if !assert.NoError(t, openFile(filepath.Join(volume, "ca.pem"), private.Options{})) {
 			break
 		}

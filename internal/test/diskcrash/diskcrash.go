@@ -204,9 +204,9 @@ func (m *machine) apply(w Write) {
 // choices is how many things keep of crash is asked for, at least.
 func (m *machine) choices() int { return len(m.pending) + len(m.root.names) + 4 }
 
-// crash writes what is there after a crash to dir: of the names that were not durable those that keep says, and of the
-// contents that were not, everything or nothing.
-func (m *machine) crash(dir string, keep func(n int) bool) error {
+// crash returns what makes dir what it is after a crash, and a text of that: of the names that were not durable those
+// that keep says, and of the contents that were not, everything or nothing.
+func (m *machine) crash(dir string, keep func(n int) bool) (text string, write []func() error) {
 	after := map[*inode]map[string]*inode{} // of the directories that kept changes are in
 	for i, c := range m.pending {
 		if !keep(i) {
@@ -220,45 +220,44 @@ func (m *machine) crash(dir string, keep func(n int) bool) error {
 		}
 	}
 	asked := len(m.pending)
-	var write func(dir string, folder *inode) error
-	write = func(dir string, folder *inode) error {
+	var list func(dir string, folder *inode)
+	list = func(dir string, folder *inode) {
 		names := after[folder]
 		if names == nil {
 			names = folder.durableNames
 		}
 		for _, name := range slices.Sorted(maps.Keys(names)) {
-			n, path, err := names[name], filepath.Join(dir, name), error(nil)
+			n, path := names[name], filepath.Join(dir, name)
 			switch {
 			case n.names != nil:
-				if err = os.Mkdir(path, 0o700); err == nil {
-					err = write(path, n)
-				}
+				text += fmt.Sprintf("%q/", path)
+				write = append(write, func() error { return os.Mkdir(path, 0o700) })
+				list(path, n)
 			case n.link != "":
-				err = os.Symlink(n.link, path)
+				text += fmt.Sprintf("%q>%q", path, n.link)
+				write = append(write, func() error { return os.Symlink(n.link, path) })
 			default:
 				data := n.durable
 				if keep(asked) {
 					data = n.data
 				}
 				asked++
-				err = os.WriteFile(path, data, 0o600)
-			}
-			if err != nil {
-				return err
+				text += fmt.Sprintf("%q=%q", path, data)
+				write = append(write, func() error { return os.WriteFile(path, data, 0o600) })
 			}
 		}
-		return nil
 	}
-	return write(dir, m.root)
+	list(dir, m.root)
+	return text, write
 }
 
 // Survives returns what is wrong with the directory that a machine leaves when it crashes after each write, whatever
 // it has made durable of its own accord, and nil if nothing is. Check says what is wrong with a directory after the
 // saves that it is told of. Of the choices that leave one thing out, or keep one alone, Survives looks at one in each
-// step, another one after each write.
+// step, another one after each write. Of states that are alike, check is told of the first.
 func Survives(t testing.TB, writes []Write, step int, check func(dir string, saved int) error) error {
 	m := &machine{root: newFolder()}
-	saved, states, base := 0, 0, fastDir(t)
+	saved, states, base, seen := 0, 0, fastDir(t), map[string]bool{}
 	for i, w := range writes {
 		if w.Op == "saved" {
 			saved = w.Save
@@ -268,9 +267,14 @@ func Survives(t testing.TB, writes []Write, step int, check func(dir string, sav
 		try := func(keep func(n int) bool) error {
 			states++
 			dir := filepath.Join(base, "folder")
+			text, write := m.crash(dir, keep)
+			if text = fmt.Sprint(saved, text); seen[text] {
+				return nil
+			}
+			seen[text] = true
 			err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700))
-			if err == nil {
-				err = m.crash(dir, keep)
+			for _, f := range write {
+				err = errors.Join(err, f())
 			}
 			if err != nil {
 				t.Fatal(err)
