@@ -180,7 +180,7 @@ func TestMatrix(t *testing.T) {
 	all := world(t, func(int, int) bool { return random.IntN(2) == 0 })
 	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
-	trusted := 0
+	trusted, step := 0, max(1, 4/rounds.Of(1)) // of handshakes and forgeries
 	for i, from := range all {
 		verifier := must.Get(spiffe.NewVerifier(from.manager, spiffe.AllowAnyPeer(), nil))(t)
 		snapshot := must.Get(from.manager.Snapshot())(t)
@@ -221,6 +221,9 @@ func TestMatrix(t *testing.T) {
 			}
 
 			// Handshakes need both directions. The side that does not trust says so.
+			if (i+j)%step != 0 {
+				continue
+			}
 			serverErr, clientErr := shake(t, from, to)
 			if both := from.trusts[j] && to.trusts[i]; !both {
 				assert.True(t, serverErr != nil && clientErr != nil, "%s and back: %v", edge, to.trusts[i])
@@ -236,7 +239,7 @@ func TestMatrix(t *testing.T) {
 	// No domain's CA makes a leaf that passes for another's.
 	for i, from := range all {
 		for j, to := range all {
-			if i == j {
+			if i == j || (i+j)%step != 0 {
 				continue
 			}
 			forged := forge(t, from, to.id)
