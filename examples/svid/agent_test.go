@@ -245,7 +245,7 @@ func TestWatchPair(t *testing.T) {
 			}
 		}
 	}()
-	for start := time.Now(); time.Since(start) < 800*time.Millisecond || renewed.Load() <= 5 && time.Since(start) < 10*time.Second; {
+	for start := time.Now(); time.Since(start) < time.Duration(rounds.Of(200))*time.Millisecond || renewed.Load() <= 5 && time.Since(start) < 10*time.Second; {
 		api.Rotate()
 		time.Sleep(2 * time.Millisecond)
 	}

@@ -335,7 +335,7 @@ func TestEntitlementEvents(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	const peers = 60
-	events, rotations := rounds.Of(60_000), rounds.Of(12)
+	events, rotations := rounds.Of(20_000), rounds.Of(12)
 	if *long {
 		events, rotations = 20_000_000, 10_000
 	}
