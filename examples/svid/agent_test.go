@@ -284,7 +284,7 @@ func TestWatchVersionGone(t *testing.T) {
 			_ = os.Remove(filepath.Join(dir, "..data"))
 		}
 	}()
-	for range 50 {
+	for range rounds.Of(13) {
 		api.Rotate()
 		time.Sleep(5 * time.Millisecond)
 	}

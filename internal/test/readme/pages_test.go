@@ -40,7 +40,7 @@ func files(t *testing.T, ending string) []string {
 var (
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	heading = regexp.MustCompile(`(?m)^#+ +(.*)$`)
-	metric  = regexp.MustCompile(`\bsvidkit_[a-z0-9_]+[a-z0-9]`)
+	metric  = regexp.MustCompile(`svidkit_[a-z0-9_]+[a-z0-9]`)
 	fenced  = regexp.MustCompile("(?ms)^```.*?^```|^(?: {4}|\t).*?$")
 )
 
