@@ -255,7 +255,7 @@ func TestDocumentVectors(t *testing.T) {
 			c.head["alg"], c.key = "ES256", p256
 		}, false},
 		{"RS256 with the version of an EC key", func(c *claims) { issuer(c, "secret:athenz-init-secret?version=v2") }, false},
-		{"another key", func(c *claims) { c.key = rsaOther(t) }, false},
+		{"another key", func(c *claims) { c.key = must.Get(rsa.GenerateKey(rand.Reader, 2048))(t) }, false},
 		{"no header iss", func(c *claims) { delete(c.head, "iss") }, false},
 		{"header iss is a number", func(c *claims) { c.head["iss"] = 1 }, false},
 		{"no claim iss", func(c *claims) { delete(c.body, "iss") }, false},
@@ -341,12 +341,6 @@ func signedRaw(t testing.TB, head, payload string) string {
 	sum := sha256.Sum256([]byte(data))
 	sig := must.Get(athenztest.RSAKey().Sign(rand.Reader, sum[:], crypto.SHA256))(t)
 	return data + "." + base64.RawURLEncoding.EncodeToString(sig)
-}
-
-func rsaOther(t testing.TB) crypto.Signer {
-	t.Helper()
-	key := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
-	return key
 }
 
 func TestDocumentTimes(t *testing.T) {

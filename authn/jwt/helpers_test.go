@@ -7,7 +7,6 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/rsa"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
@@ -24,6 +23,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/jwt"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/testkey"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
@@ -38,7 +38,7 @@ const (
 
 var td = spiffe.MustParseTrustDomain("example.org")
 
-// Keys of the issuer, by their IDs. RSA keys take long to make.
+// Keys of the issuer, by their IDs.
 var keys = sync.OnceValue(func() map[string]crypto.Signer {
 	all := map[string]crypto.Signer{}
 	for id, curve := range map[string]elliptic.Curve{"p256": elliptic.P256(), "other": elliptic.P256(), "p384": elliptic.P384(), "p521": elliptic.P521()} {
@@ -48,11 +48,7 @@ var keys = sync.OnceValue(func() map[string]crypto.Signer {
 		}
 		all[id] = key
 	}
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		panic(err)
-	}
-	all["rsa"] = key
+	all["rsa"] = testkey.RSA()
 	return all
 })
 

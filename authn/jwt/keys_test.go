@@ -43,9 +43,9 @@ func TestUnknownKey(t *testing.T) {
 			return err
 		}
 		require.NoError(t, try("p256"))
-		for range 1000 { // a flood of tokens that anyone can write
+		for range rounds.Of(90) { // a flood of tokens that anyone can write
 			require.ErrorIs(t, try("other"), authn.ErrRefused)
-			time.Sleep(9 * time.Millisecond)
+			time.Sleep(9 * time.Second / time.Duration(rounds.Of(90)))
 		}
 		assert.Equal(t, 1, i.count(), "9 seconds")
 		time.Sleep(time.Second)
@@ -53,9 +53,9 @@ func TestUnknownKey(t *testing.T) {
 		require.NoError(t, try("other"))
 		require.NoError(t, try("p256"))
 		assert.Equal(t, 2, i.count())
-		for range 600 {
+		for range 60 {
 			require.ErrorIs(t, try("rsa"), authn.ErrRefused)
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(time.Second)
 		}
 		assert.Equal(t, 2+5, i.count(), "a minute less a moment")
 	})
@@ -204,13 +204,13 @@ func TestIssuerAwayAtFirst(t *testing.T) {
 		i.err = away
 		require.ErrorIs(t, a.Fetch(t.Context()), away)
 		text := sign("p256", map[string]any{"exp": time.Now().Unix() + 3600})
-		for range 600 {
+		for range 200 {
 			at := time.Now()
 			_, err := a.Authenticate(request(t, text))
 			require.ErrorIs(t, err, away)
 			assert.True(t, authn.Unavailable(err))
 			assert.Zero(t, time.Since(at))
-			time.Sleep(time.Second)
+			time.Sleep(3 * time.Second)
 		}
 		assert.Greater(t, len(i.asked()), 20, "10 minutes")
 		assert.Less(t, len(i.asked()), 80)

@@ -106,7 +106,7 @@ func TestRefusedPeer(t *testing.T) {
 			require.ErrorIs(t, review("bad", "bad"), kube.ErrInvalidToken)
 		}
 		asked := s.Count(http.MethodPost, reviews)
-		for range 1000 {
+		for range 200 {
 			err := review("bad", "bad")
 			only(t, err, kube.ErrReviewFailed)
 			require.Equal(t, time.Second, retry(t, err))
@@ -162,7 +162,7 @@ func TestReviewRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, r := inBubble(t)
 		passed := func(from string) (n int) {
-			for range 1000 {
+			for range 600 {
 				_, err := r.Review(peerkey.NewContext(t.Context(), from), "good", []string{"a"})
 				if err == nil {
 					n++

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto"
-	"crypto/rand"
-	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -207,7 +205,7 @@ func TestServiceKey(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-10.1-5", "ATH-15-1", "ATH-15-2", "ATH-15-6", "ATH-15-7", "ATH-11.1-5")
 	p := athenztest.NewPlace(t)
-	key := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
+	key := athenztest.RSAKey()
 	text := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 	require.NoError(t, os.Mkdir(p.Path("service"), 0o700))
 	p.Write("service/service.key", text)
@@ -225,7 +223,7 @@ func TestServiceKey(t *testing.T) {
 		require.EventuallyWithT(t, func(c *assert.CollectT) {
 			code, said := programtest.Get(t, at, "/ready")
 			assert.Equal(c, http.StatusOK, code, said)
-		}, time.Minute, 10*time.Millisecond)
+		}, time.Minute, 250*time.Millisecond)
 	}
 	becomesReady()
 
@@ -246,13 +244,13 @@ func TestServiceKey(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, answer.Body.Close())
 	assert.Equal(t, http.StatusBadRequest, answer.StatusCode, "ZTS is let in")
-	require.Eventually(t, func() bool { return !serves("PROVIDER_ADDR").Equal(first) }, time.Minute, 50*time.Millisecond, "it is renewed")
+	require.Eventually(t, func() bool { return !serves("PROVIDER_ADDR").Equal(first) }, time.Minute, 250*time.Millisecond, "it is renewed")
 	p.ZTS.Change(func(r *cafake.ZTSRules) { r.ReadOnly = true })
 	second := serves("PROVIDER_ADDR")
 	require.Eventually(t, func() bool {
 		code, said = programtest.Get(t, at, "/ready")
 		return code != http.StatusOK
-	}, time.Minute, 50*time.Millisecond)
+	}, time.Minute, 250*time.Millisecond)
 	assert.Contains(t, said, "expired")
 	assert.False(t, time.Now().Before(second.NotAfter))
 	becomesReady()

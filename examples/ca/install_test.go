@@ -483,7 +483,7 @@ func TestRightsOfTheManifest(t *testing.T) {
 				Status struct{ CertificateChain string }
 			}
 			return k.Get(path, &o) && o.Status.CertificateChain != ""
-		}, time.Minute, 10*time.Millisecond)
+		}, time.Minute, 100*time.Millisecond)
 	}
 
 	roots := string(rootsOf(s))
@@ -494,7 +494,7 @@ func TestRightsOfTheManifest(t *testing.T) {
 			k.Get(path, &o)
 			data, _ := o[part].(map[string]any)
 			return data[key] == roots
-		}, time.Minute, 10*time.Millisecond, path)
+		}, time.Minute, 100*time.Millisecond, path)
 	}
 	change := func(path string, o map[string]any) {
 		t.Helper()

@@ -331,7 +331,7 @@ func TestApplicationOfHTTP1(t *testing.T) {
 	assert.Equal(t, http.StatusBadGateway, ask(true))
 	first := opened.Load()
 	assert.Positive(t, first)
-	for begun := time.Now(); time.Since(begun) < 500*time.Millisecond; {
+	for begun := time.Now(); time.Since(begun) < time.Duration(rounds.Of(125))*time.Millisecond; {
 		assert.Equal(t, http.StatusBadGateway, ask(true))
 	}
 	assert.LessOrEqual(t, opened.Load(), first+1, "a machine that stands still for a second has another one")

@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/meshtest"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // A client's proxy makes HTTP/2 of a request by HTTP/1, and says so in l5d-orig-proto: an application that speaks HTTP/1 alone
@@ -75,9 +76,9 @@ func TestOrigProto(t *testing.T) {
 		assert.Equal(t, c.answer, resp.Header.Get("L5d-Orig-Proto"), "%+v", c)
 	}
 
-	// A thousand requests on one connection.
+	// Many requests on one connection.
 	b := browser(t, at, true, mtls)
-	for range 1000 {
+	for range rounds.Of(250) {
 		req := must.Get(http.NewRequest(http.MethodGet, "http://app.test/", nil))(t)
 		req.Header.Set("l5d-orig-proto", "HTTP/1.1")
 		resp := must.Get(b.Do(req))(t)

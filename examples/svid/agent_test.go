@@ -245,7 +245,7 @@ func TestWatchPair(t *testing.T) {
 			}
 		}
 	}()
-	for start := time.Now(); time.Since(start) < 800*time.Millisecond || renewed.Load() <= 5 && time.Since(start) < 10*time.Second; {
+	for start := time.Now(); time.Since(start) < time.Duration(rounds.Of(200))*time.Millisecond || renewed.Load() <= 5 && time.Since(start) < 10*time.Second; {
 		api.Rotate()
 		time.Sleep(2 * time.Millisecond)
 	}
@@ -284,7 +284,7 @@ func TestWatchVersionGone(t *testing.T) {
 			_ = os.Remove(filepath.Join(dir, "..data"))
 		}
 	}()
-	for range 50 {
+	for range rounds.Of(13) {
 		api.Rotate()
 		time.Sleep(5 * time.Millisecond)
 	}

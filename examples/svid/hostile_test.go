@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto"
-	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
@@ -26,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/testkey"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -39,7 +38,7 @@ func secrets(t *testing.T) map[string]struct{ input, secret []byte } {
 	certs, key := must.Get2(svid.MarshalPEM())(t)
 	block, _ := pem.Decode(key)
 	inBase64 := base64.StdEncoding.EncodeToString(block.Bytes)
-	pkcs1 := x509.MarshalPKCS1PrivateKey(must.Get(rsa.GenerateKey(rand.Reader, 2048))(t))
+	pkcs1 := x509.MarshalPKCS1PrivateKey(testkey.RSA())
 	encoded := func(label string, der []byte) []byte {
 		return pem.EncodeToMemory(&pem.Block{Type: label, Bytes: der})
 	}

@@ -83,7 +83,7 @@ func TestWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "state")
 		flags := func(args ...string) *Config {
-			c, err := parse(append([]string{"-state-dir", dir, "-root-ca-dir", "", "-audit-log", "none"}, args...), env{"CA_WAIT": "20m"}.get, io.Discard, false)
+			c, err := parse(append([]string{"-state-dir", dir, "-root-ca-dir", "", "-audit-log", "none"}, args...), env{"CA_WAIT": "5m"}.get, io.Discard, false)
 			require.NoError(t, err)
 			return c
 		}
@@ -91,9 +91,9 @@ func TestWait(t *testing.T) {
 		start := time.Now()
 		_, err := flags().await(t.Context(), l.logger())
 		require.ErrorIs(t, err, ca.ErrNoRecord)
-		require.ErrorContains(t, err, "-wait: it has taken 20m0s")
+		require.ErrorContains(t, err, "-wait: it has taken 5m0s")
 		require.ErrorContains(t, err, "-create")
-		require.Equal(t, 20*time.Minute, time.Since(start))
+		require.Equal(t, 5*time.Minute, time.Since(start))
 		require.Equal(t, 1, strings.Count(l.String(), "waiting for a CA"), l)
 		require.NoDirExists(t, dir)
 

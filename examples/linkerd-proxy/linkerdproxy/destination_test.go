@@ -220,6 +220,7 @@ func TestDestinationLimits(t *testing.T) {
 	stop()
 	for i := range 1000 {
 		require.ErrorIs(t, must.Err(client.Endpoints(over, fmt.Sprintf("app-%d:80", i))), context.Canceled)
+		eventually(t, func() bool { return i > 0 || d.Streams() == 1 }, "a stream, whose connection the others use")
 	}
 	require.ErrorContains(t, must.Err(client.Endpoints(over, "app-1000:80")), "1000 services are followed")
 	d.Push("app-7:80", meshtest.Added(one))

@@ -208,7 +208,7 @@ func TestLife(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "LNK-8-6", "LNK-10-6", "LNK-10-10", "LNK-10-11", "LNK-16-4", "LNK-16-10")
 	synctest.Test(t, func(t *testing.T) {
-		s := newService(t, 24*time.Hour)
+		s := newService(t, time.Duration(rounds.Of(5))*time.Hour)
 		s.fail(&caclient.Error{Op: "sign", Kind: caclient.ErrInvalid, MayPass: true, Err: errors.New("invalid argument")})
 		id := must.Get(linkerdproxy.NewWith(config(t, web, s.ca.Bundle().MarshalPEM()), s))(t)
 		run(t, id)
@@ -241,7 +241,7 @@ func TestLife(t *testing.T) {
 
 		// 0.7 of what is left.
 		n := len(s.asked())
-		time.Sleep(time.Until(s.asked()[n-1].Add(24*time.Hour/10*7)) - time.Second)
+		time.Sleep(time.Until(s.asked()[n-1].Add(s.life/10*7)) - time.Second)
 		synctest.Wait()
 		require.Len(t, s.asked(), n)
 		time.Sleep(2 * time.Second)
@@ -275,13 +275,13 @@ func TestLife(t *testing.T) {
 	})
 }
 
-// An outage of 45 % of a life of a day, before the renewal and over it, expires nothing.
+// An outage of 45 % of a life of hours, before the renewal and over it, expires nothing.
 func TestOutage(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	for _, begin := range []float64{0.3, 0.45, 0.54} {
 		synctest.Test(t, func(t *testing.T) {
-			const life = 24 * time.Hour
+			life := time.Duration(rounds.Of(4)) * time.Hour
 			s := newService(t, life)
 			id := certified(t, s, web)
 			first := must.Get(id.Credential())(t)

@@ -5,7 +5,6 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
 	"io/fs"
 	"os"
@@ -19,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/examples/linkerd-proxy/linkerdproxy"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/testkey"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -147,7 +147,6 @@ func TestHandOverRefuses(t *testing.T) {
 	p256 := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	another := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	p384 := must.Get(ecdsa.GenerateKey(elliptic.P384(), rand.Reader))(t)
-	rsaKey := must.Get(rsa.GenerateKey(rand.Reader, 2048))(t)
 	csr := must.Get(pki.NewCSR(p256, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(web)}}))(t)
 	two := must.Get(pki.NewCSR(p256, pki.CSROptions{SANs: []pki.SAN{pki.DNSSAN(web), pki.DNSSAN(voting)}}))(t)
 	der := func(key any) []byte {
@@ -163,7 +162,7 @@ func TestHandOverRefuses(t *testing.T) {
 		"PEM key":                 {[]byte("-----BEGIN PRIVATE KEY-----"), csr.DER(), 0o400, "PKCS#8"},
 		"no key":                  {nil, csr.DER(), 0o400, "empty"},
 		"P-384":                   {der(p384), csr.DER(), 0o400, "P-256"},
-		"RSA":                     {der(rsaKey), csr.DER(), 0o400, "P-256"},
+		"RSA":                     {der(testkey.RSA()), csr.DER(), 0o400, "P-256"},
 		"request for another key": {der(another), csr.DER(), 0o400, "another key"},
 		"request in PEM":          {der(p256), csr.PEM(), 0o400, "CSRFile"},
 		"request for two names":   {der(p256), two.DER(), 0o400, "alone"},

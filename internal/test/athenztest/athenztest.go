@@ -4,8 +4,6 @@ package athenztest
 
 import (
 	"crypto"
-	"crypto/rand"
-	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
@@ -25,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/testkey"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
@@ -56,13 +55,7 @@ func NewKeys(t testing.TB) Keys {
 }
 
 // RSAKey returns an RSA key, which is always the same.
-var RSAKey = sync.OnceValue(func() crypto.Signer {
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		panic(err)
-	}
-	return key
-})
+func RSAKey() crypto.Signer { return testkey.RSA() }
 
 // Add writes a version of the key.
 func (k Keys) Add(t testing.TB, version string, key crypto.Signer) {

@@ -240,13 +240,11 @@ func (b *book) embedded(name string) (string, error) {
 	return string(text), err
 }
 
-// belongs reports whether the id is one of the table, or would be if it existed.
-func (t *table) belongs(id string) bool { return t.has(id) || slices.Contains(t.ids(), id) }
-
-// add takes the rows of the table from ties.
+// add takes the rows of the table from ties: what is in it, or would be if it existed.
 func (t *table) add(ties []tie) {
+	ids := t.ids()
 	for _, tie := range ties {
-		tie.rows = slices.DeleteFunc(slices.Clone(tie.rows), func(id string) bool { return !t.belongs(id) })
+		tie.rows = slices.DeleteFunc(slices.Clone(tie.rows), func(id string) bool { return !t.has(id) && !slices.Contains(ids, id) })
 		if len(tie.rows) > 0 {
 			t.ties = append(t.ties, tie)
 		}

@@ -71,7 +71,7 @@ func (p pkg) name() string { return strings.TrimPrefix(strings.TrimPrefix(p.Impo
 // share one run of "go list".
 var listed = sync.OnceValues(func() (map[string]pkg, error) {
 	cmd := exec.Command("go", "list", "-deps", "-test", "-json=ImportPath,Doc,ForTest,Dir,Standard,Module,GoFiles,Imports,TestImports,XTestImports", "./...")
-	cmd.Dir, cmd.Stderr = rootDir, os.Stderr
+	cmd.Dir, cmd.Stderr, cmd.Env = rootDir, os.Stderr, append(os.Environ(), "GOGC=off") // which would take a third of it
 	out, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("go list: %w", err)
@@ -319,22 +319,42 @@ var silent = map[string]string{
 	"athenz-agent/agent.go: caclient.Endpoint":    "the agent sets it",
 }
 
+// source is a file of the tree that is no test.
+type source struct {
+	name, text string
+	file       *ast.File
+}
+
+// parsed returns the sources outside testdata in the order of their names. All tests share it.
+var parsed = sync.OnceValues(func() (all []source, err error) {
+	tree := os.DirFS(rootDir)
+	return all, fs.WalkDir(tree, ".", func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err == nil && d.IsDir() && (d.Name() == "testdata" || d.Name() == ".git"):
+			return fs.SkipDir
+		case err != nil || d.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go"):
+			return err
+		}
+		text, err := fs.ReadFile(tree, name)
+		if err != nil {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, text, parser.SkipObjectResolution)
+		all = append(all, source{name, string(text), file})
+		return err
+	})
+})
+
 // TestProgramsLog: each part of the library that a program starts has the program's logger, if it can have one.
 func TestProgramsLog(t *testing.T) {
 	t.Parallel()
 	loggers := map[string]bool{} // by import path and type
 	walk := func(dir string, do func(path string, file *ast.File)) {
-		require.NoError(t, filepath.WalkDir(filepath.Join(rootDir, dir), func(path string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() && (d.Name() == "testdata" || d.Name() == "test" && dir == "") || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
-				return err
+		for _, s := range must.Get(parsed())(t) {
+			if path, ok := strings.CutPrefix(s.name, dir); ok {
+				do(path, s.file)
 			}
-			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-			if err == nil {
-				rel, _ := filepath.Rel(filepath.Join(rootDir, dir), path)
-				do(filepath.ToSlash(rel), file)
-			}
-			return err
-		}))
+		}
 	}
 	walk("", func(path string, file *ast.File) {
 		ast.Inspect(file, func(n ast.Node) bool {
@@ -352,7 +372,7 @@ func TestProgramsLog(t *testing.T) {
 	})
 	require.Greater(t, len(loggers), 30)
 	used, found := map[string]bool{}, 0
-	walk("examples", func(path string, file *ast.File) {
+	walk("examples/", func(path string, file *ast.File) {
 		imports := map[string]string{}
 		for _, imp := range file.Imports {
 			name, _ := strconv.Unquote(imp.Path.Value)
@@ -455,32 +475,19 @@ type metric struct{ name, help, pkg string }
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	var all []metric
-	tree := os.DirFS(root(t))
-	require.NoError(t, fs.WalkDir(tree, ".", func(name string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() && (d.Name() == "testdata" || name == "internal/test" || name == "internal/peers" || name == "internal/compare") {
-			return cmp.Or(err, fs.SkipDir)
+	for _, s := range must.Get(parsed())(t) {
+		if among(s.name, "internal/test", "internal/peers", "internal/compare") {
+			continue
 		}
-		if d.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
-			return nil
-		}
-		src, err := fs.ReadFile(tree, name)
-		if err != nil {
-			return err
-		}
-		f, err := parser.ParseFile(token.NewFileSet(), name, src, parser.SkipObjectResolution)
-		if err != nil {
-			return err
-		}
-		uses := strings.Contains(string(src), "svidkit/internal/metrics\"")
-		for _, decl := range f.Decls {
-			for _, m := range metricsOf(decl, constsOf(f), path.Dir(name)) {
+		uses, consts := strings.Contains(s.text, "svidkit/internal/metrics\""), constsOf(s.file)
+		for _, decl := range s.file.Decls {
+			for _, m := range metricsOf(decl, consts, path.Dir(s.name)) {
 				if uses || strings.HasPrefix(m.name, "svidkit_") {
 					all = append(all, m)
 				}
 			}
 		}
-		return nil
-	}))
+	}
 	slices.SortFunc(all, func(a, b metric) int { return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.pkg, b.pkg)) })
 	require.Greater(t, len(all), 50)
 	var table strings.Builder

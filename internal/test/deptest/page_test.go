@@ -3,9 +3,6 @@ package deptest
 import (
 	"fmt"
 	"go/ast"
-	"go/parser"
-	"go/token"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -241,26 +238,14 @@ func TestReleases(t *testing.T) {
 func TestAPI(t *testing.T) {
 	t.Parallel()
 	var names []string
-	require.NoError(t, filepath.WalkDir(rootDir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, _ := filepath.Rel(rootDir, path)
-		rel = filepath.ToSlash(rel)
-		switch name := d.Name(); {
-		case d.IsDir() && (rel == "examples" || name == "internal" || name == "testdata" || name == ".git"):
-			return fs.SkipDir
-		case d.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go"):
-			return nil
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-		if err == nil && file.Name.Name != "main" {
-			for _, name := range exported(file) {
-				names = append(names, rel[:max(0, strings.LastIndexByte(rel, '/'))]+"."+name)
+	for _, s := range must.Get(parsed())(t) {
+		dir := s.name[:max(0, strings.LastIndexByte(s.name, '/'))]
+		if !among(dir, "examples") && !slices.Contains(strings.Split(dir, "/"), "internal") && s.file.Name.Name != "main" {
+			for _, name := range exported(s.file) {
+				names = append(names, dir+"."+name)
 			}
 		}
-		return err
-	}))
+	}
 	slices.Sort(names)
 	names = slices.Compact(names) // a name can stand once for each system
 	assert.Greater(t, len(names), 1000)

@@ -90,7 +90,7 @@ func TestRefused(t *testing.T) {
 		{"400 BadRequest", create(secrets, named("b", "data", object{"k": "?"}))},
 		{"422 Invalid", create(secrets, named("b", "data", object{"k/l": ""}))},
 		{"422 Invalid", create(secrets, named("b", "data", object{"k": make([]byte, 1<<20), "l": []byte{1}}))},
-		{"413 RequestEntityTooLarge", create(secrets, named("b", "data", object{"k": make([]byte, 3<<20)}))},
+		{"413 RequestEntityTooLarge", create(secrets, object{"metadata": object{"name": "b", "annotations": object{"k": strings.Repeat("x", 3<<20)}}})},
 		{"404 NotFound", update(secrets+"/b", named("b"))},
 		{"400 BadRequest", update(secrets+"/a", named("b"))},
 		{"422 Invalid", update(secrets+"/a", named("a", "type", "y"))},

@@ -180,7 +180,7 @@ func TestMatrix(t *testing.T) {
 	all := world(t, func(int, int) bool { return random.IntN(2) == 0 })
 	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{}))(t)
-	trusted := 0
+	trusted, step := 0, max(1, 4/rounds.Of(1)) // of roles, handshakes and forgeries
 	for i, from := range all {
 		verifier := must.Get(spiffe.NewVerifier(from.manager, spiffe.AllowAnyPeer(), nil))(t)
 		snapshot := must.Get(from.manager.Snapshot())(t)
@@ -205,7 +205,7 @@ func TestMatrix(t *testing.T) {
 
 			// What a verifier accepts.
 			svid := must.Get(to.manager.SVID())(t)
-			for _, role := range []spiffe.Role{spiffe.AnyRole, spiffe.ServerRole, spiffe.ClientRole, spiffe.BothRoles} {
+			for _, role := range []spiffe.Role{spiffe.AnyRole, spiffe.ServerRole, spiffe.ClientRole, spiffe.BothRoles}[(i+j)%step:] {
 				peer, err := verifier.VerifyChain(svid.Chain(), role)
 				assert.Equal(t, from.trusts[j], err == nil, "%s: %v", edge, err)
 				if err == nil {
@@ -221,6 +221,9 @@ func TestMatrix(t *testing.T) {
 			}
 
 			// Handshakes need both directions. The side that does not trust says so.
+			if (i+j)%step != 0 {
+				continue
+			}
 			serverErr, clientErr := shake(t, from, to)
 			if both := from.trusts[j] && to.trusts[i]; !both {
 				assert.True(t, serverErr != nil && clientErr != nil, "%s and back: %v", edge, to.trusts[i])
@@ -236,7 +239,7 @@ func TestMatrix(t *testing.T) {
 	// No domain's CA makes a leaf that passes for another's.
 	for i, from := range all {
 		for j, to := range all {
-			if i == j {
+			if i == j || (i+j)%step != 0 {
 				continue
 			}
 			forged := forge(t, from, to.id)
@@ -332,7 +335,7 @@ func TestEntitlementEvents(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	const peers = 60
-	events, rotations := rounds.Of(60_000), rounds.Of(12)
+	events, rotations := rounds.Of(20_000), rounds.Of(12)
 	if *long {
 		events, rotations = 20_000_000, 10_000
 	}
