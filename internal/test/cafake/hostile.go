@@ -299,17 +299,21 @@ func (f *forger) giant() *x509.Certificate {
 	}, &rsa.PublicKey{N: modulus, E: 65537})
 }
 
+// Step is 1 for all answers of [Run], or more to take each so many of those that package caclient judges alike for all clients.
+var Step = 1
+
 // mutations returns what [Run] has every client refuse, for answers to requests for what f certifies.
 func mutations(t testing.TB, f *Fake) []mutation {
 	t.Helper()
 	h := newHostile(t, f)
 	var all []mutation
-	for _, fault := range leafFaults {
+	for i := 0; i < len(leafFaults); i += Step {
+		fault := leafFaults[i]
 		all = append(all, mutation{name: fault.name, says: fault.says, template: func(c *x509.Certificate) { fault.edit(h, c) }})
 	}
-	for _, fault := range issuerFaults {
-		issuer := fault.issuer(h)
-		all = append(all, mutation{name: fault.name, says: fault.says, chain: func(chain []*x509.Certificate) []*x509.Certificate {
+	for i := 0; i < len(issuerFaults); i += Step {
+		issuer := issuerFaults[i].issuer(h)
+		all = append(all, mutation{name: issuerFaults[i].name, says: issuerFaults[i].says, chain: func(chain []*x509.Certificate) []*x509.Certificate {
 			return issuer.again(chain[0])
 		}})
 	}

@@ -472,8 +472,12 @@ func (s *suite) credentialStays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		time.Sleep(time.Until(first.NotAfter()) / 4) // it is renewed later
 		failures := 0
-		for _, mut := range mutations(t, sub.f) {
+		for i, mut := range mutations(t, sub.f) {
+			if i%Step != 0 {
+				continue
+			}
 			sub.f.apply(mut)
 			st := status(t, m, sub.f.id)
 			for st.Failures == failures && time.Until(first.NotAfter()) > 0 {
@@ -609,6 +613,9 @@ func (s *suite) endless(t *testing.T, sub *subject) {
 		"an endless text":    `{"crt":"`,
 		"an endless list":    `{"crts":[`,
 	} {
+		if begin != "" && sub.f.api.GRPC != (begin[0] == 0) {
+			continue // it is of the other kind of API
+		}
 		var sent atomic.Int64
 		sub.f.answerInstead(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
