@@ -172,7 +172,7 @@ func TestHostileRequests(t *testing.T) {
 	c := start(t, kubetest.Start(t), certifying(t, root))
 	a := c.ra(trust(t, root))
 	signed := 0
-	for _, x := range hostilecsr.Cases(t) {
+	for _, x := range hostilecsr.Some(t) {
 		csr, err := pki.ParseCSRPEM(x.PEM)
 		if err != nil {
 			continue // refused before Sign
@@ -328,7 +328,7 @@ func TestNew(t *testing.T) {
 func FuzzRequest(f *testing.F) {
 	root := newAuthority(f, "root", nil)
 	a := start(f, kubetest.Start(f), nil).ra(trust(f, root))
-	for _, x := range hostilecsr.Cases(f) {
+	for _, x := range hostilecsr.Some(f) {
 		if x.Signable {
 			f.Add(x.DER)
 		}
