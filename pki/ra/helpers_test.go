@@ -282,7 +282,7 @@ func web(t testing.TB) ca.Request {
 	return ca.Request{CSR: newCSR(t, pki.IDSAN(webID)), ID: webID}
 }
 
-// bubble is an API server for a synctest bubble.
+// bubble is an API server without a socket, also for a synctest bubble.
 func bubble(t *testing.T) *kubetest.Server {
 	s := kubetest.StartOn(t, 1, memconn.Listen())
 	t.Cleanup(s.Client().CloseIdleConnections)
