@@ -419,12 +419,12 @@ func (s *suite) rotation(t *testing.T, sub *subject) {
 }
 
 func (s *suite) hostile(t *testing.T, sub *subject) {
-	c := sub.checked()
+	c, csr := sub.checked(), sub.csr()
 	begin := time.Now()
 	all := mutations(t, sub.f)
 	for _, m := range all {
 		sub.f.apply(m)
-		chain, err := sub.sign(t.Context(), c)
+		chain, err := c.Sign(t.Context(), csr, time.Hour)
 		if chain != nil || err == nil {
 			t.Errorf("%s: the answer is taken", m.name)
 			continue
