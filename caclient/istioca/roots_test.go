@@ -394,7 +394,6 @@ func TestWatchBundles(t *testing.T) {
 // TestRenewal has two workloads that renew over the API for three days of a root rotation, and that trust
 // each other all the time.
 func TestRenewal(t *testing.T) {
-	rounds.NotShort(t)
 	bubble.Test(t, func(t *testing.T) {
 		a := newAuthority(t, ca.Config{DefaultTTL: time.Hour / 2, Rotation: ca.Rotation{Propagation: time.Hour / 2}})
 		srv := newServer(t, server.Options{Signer: a, AllowPlaintext: true})
