@@ -800,7 +800,7 @@ func TestIssuerBySignature(t *testing.T) {
 }
 
 func TestConformance(t *testing.T) {
-	rounds.NotShort(t)
+	cafake.Fewer(t) // package local takes all
 	t.Parallel()
 	cafake.Run(t, func(t testing.TB, ca *spiffetest.CA, path string) *cafake.Fake {
 		return cafake.NewZTS(t, ca, path).Fake

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto"
-	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
 	"encoding/json"
@@ -12,6 +11,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -43,8 +43,9 @@ func TestOwnerOfKey(t *testing.T) {
 	ca := spiffetest.NewCA(t, "athenz.io")
 	zts := cafake.NewZTS(t, ca, "/ns/media-sports/sa/frontend")
 	service := athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"}
-	key, err := rsa.GenerateKey(rand.Reader, 2048) // as the original has
-	require.NoError(t, err)
+	srv := httptest.NewTLSServer(nil)
+	srv.Close()
+	key := srv.TLS.Certificates[0].PrivateKey.(*rsa.PrivateKey) // the original has one of RSA, too
 	other := must.Get(pki.NewKey("ecdsa-p256"))(t)
 	zts.Change(func(r *cafake.ZTSRules) {
 		r.Keys = map[string]crypto.PublicKey{service.String() + " v1": key.Public(), "media.sports.frontend v1": other.Public()}

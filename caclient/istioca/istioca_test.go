@@ -29,7 +29,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/must"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -361,7 +360,7 @@ func TestChainForms(t *testing.T) {
 }
 
 func TestConformance(t *testing.T) {
-	rounds.NotShort(t)
+	cafake.Fewer(t) // package local takes all
 	t.Parallel()
 	caclienttest.Run(t, caclienttest.NewIstio, func(f *caclienttest.Fake) (caclient.CA, error) {
 		return istioca.New(istioca.Options{Endpoint: f.Endpoint()})

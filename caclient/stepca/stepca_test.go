@@ -29,7 +29,6 @@ import (
 	"github.com/svidkit/svidkit/caclient/stepca"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/must"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -401,7 +400,7 @@ func FuzzAnswer(f *testing.F) {
 }
 
 func TestConformance(t *testing.T) {
-	rounds.NotShort(t)
+	cafake.Fewer(t) // package local takes all
 	t.Parallel()
 	cafake.Run(t, cafake.NewStepCA, func(f *cafake.Fake) (caclient.CA, error) {
 		return stepca.New(stepca.Options{Endpoint: f.Endpoint()})

@@ -23,7 +23,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/must"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -342,7 +341,7 @@ func TestLifetimeOfTheRole(t *testing.T) {
 }
 
 func TestConformance(t *testing.T) {
-	rounds.NotShort(t)
+	cafake.Fewer(t) // package local takes all
 	t.Parallel()
 	cafake.Run(t, func(t testing.TB, ca *spiffetest.CA, path string) *cafake.Fake {
 		return cafake.NewVault(t, ca, path).Fake

@@ -17,7 +17,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -38,7 +37,7 @@ func newFamily(t testing.TB) *family {
 // answers runs a request against a signer with one answer.
 func answers(t *testing.T, f *family, r ca.Request, answer func(csr *x509.CertificateRequest) []byte, edit ...func(*ra.Config)) ([]*x509.Certificate, error) {
 	t.Helper()
-	c := start(t, kubetest.Start(t), func(o *object) { o.Status.Certificate = answer(o.csr(t)) })
+	c := start(t, bubble(t), func(o *object) { o.Status.Certificate = answer(o.csr(t)) })
 	chain, err := c.ra(append([]func(*ra.Config){trust(t, f.root)}, edit...)...).Sign(t.Context(), r)
 	assert.Equal(t, 1, c.Count("DELETE", csrs))
 	return chain, err
@@ -46,7 +45,7 @@ func answers(t *testing.T, f *family, r ca.Request, answer func(csr *x509.Certif
 
 func TestAnswers(t *testing.T) {
 	t.Parallel()
-	f := newFamily(t)
+	f, web := newFamily(t), web(t)
 	leaf := func(csr *x509.CertificateRequest, edit ...func(*x509.Certificate)) *x509.Certificate {
 		return f.root.leaf(t, csr, time.Hour, edit...)
 	}
@@ -88,7 +87,7 @@ func TestAnswers(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			chain := must.Get(answers(t, f, web(t), c.answer))(t)
+			chain := must.Get(answers(t, f, web, c.answer))(t)
 			assert.Equal(t, c.rest, nilIfEmpty(chain[1:]))
 			id := must.Get(spiffe.IDFromCertificate(chain[0]))(t)
 			assert.Equal(t, webID, id)
@@ -106,7 +105,7 @@ func nilIfEmpty(c []*x509.Certificate) []*x509.Certificate {
 // Each answer has one thing wrong.
 func TestAnswersRefused(t *testing.T) {
 	t.Parallel()
-	f := newFamily(t)
+	f, web := newFamily(t), web(t)
 	edit := func(e func(*x509.Certificate)) func(*x509.CertificateRequest) []byte {
 		return func(r *x509.CertificateRequest) []byte {
 			return encode(f.root.leaf(t, r, time.Hour, func(c *x509.Certificate) { c.URIs = r.URIs; e(c) }))
@@ -224,7 +223,7 @@ func TestAnswersRefused(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			chain, err := answers(t, f, web(t), c.answer)
+			chain, err := answers(t, f, web, c.answer)
 			signError(t, err, ca.ErrGeneration, `the answer of the signer "example.com/mesh": `, c.text)
 			assert.Nil(t, chain)
 		})
@@ -278,7 +277,7 @@ func TestAnswerNames(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			if _, err := x509.ParseCertificateRequest(c.r.CSR.DER()); err != nil { // crypto/x509 refuses some names from Go 1.27 on
-				_, err := start(t, kubetest.Start(t), nil).ra(trust(t, f.root)).Sign(t.Context(), c.r)
+				_, err := start(t, bubble(t), nil).ra(trust(t, f.root)).Sign(t.Context(), c.r)
 				signError(t, err, ca.ErrCSR)
 				return
 			}

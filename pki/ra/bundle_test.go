@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
-	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ra"
@@ -52,7 +51,7 @@ func TestBundle(t *testing.T) {
 	t.Parallel()
 	one, two := newAuthority(t, "one", nil), newAuthority(t, "two", nil)
 	s := &source{b: bundle(t, one)}
-	a := start(t, kubetest.Start(t), nil).ra(func(c *ra.Config) {
+	a := start(t, bubble(t), nil).ra(func(c *ra.Config) {
 		c.Roots, c.SignerDomain = s, "signers.test"
 	})
 	b := a.Bundle()
@@ -83,7 +82,7 @@ func TestBundleNotReady(t *testing.T) {
 	t.Parallel()
 	root := newAuthority(t, "root", nil)
 	s := &source{err: errors.New("not fetched yet")}
-	c := start(t, kubetest.Start(t), certifying(t, root))
+	c := start(t, bubble(t), certifying(t, root))
 	a := c.ra(func(c *ra.Config) { c.Roots = s })
 	require.NotNil(t, a.Bundle())
 	assert.Empty(t, roots(a))
@@ -110,7 +109,7 @@ func TestRootsRotate(t *testing.T) {
 	t.Parallel()
 	old, next := newAuthority(t, "old", nil), newAuthority(t, "new", nil)
 	s := &source{b: bundle(t, old)}
-	c := start(t, kubetest.Start(t), func(o *object) {
+	c := start(t, bubble(t), func(o *object) {
 		s.set(bundle(t, old, next), nil)
 		certifying(t, next)(o)
 	})
@@ -118,7 +117,7 @@ func TestRootsRotate(t *testing.T) {
 
 	// and those of the beginning, if the source fails meanwhile
 	s.set(bundle(t, old), nil)
-	c = start(t, kubetest.Start(t), func(o *object) {
+	c = start(t, bubble(t), func(o *object) {
 		s.set(nil, errors.New("down"))
 		certifying(t, old)(o)
 	})
@@ -189,7 +188,7 @@ func TestLearnRootsOnlyWhereNone(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-3.8-6")
 	root, unrelated := newAuthority(t, "root", nil), newAuthority(t, "unrelated", nil)
-	c := start(t, kubetest.Start(t), func(o *object) {
+	c := start(t, bubble(t), func(o *object) {
 		o.Status.Certificate = encode(unrelated.leaf(t, o.csr(t), time.Hour), unrelated.cert)
 	})
 	a := c.ra(trust(t, root), learning)

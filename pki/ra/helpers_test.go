@@ -76,8 +76,7 @@ func (a *authority) certify(t testing.TB, pub crypto.PublicKey, tmpl *x509.Certi
 		issuer, key = by.cert, by.key
 	}
 	der := must.Get(x509.CreateCertificate(rand.Reader, tmpl, issuer, pub, key))(t)
-	c := must.Get(x509.ParseCertificate(der))(t)
-	return c
+	return must.Get(x509.ParseCertificate(der))(t)
 }
 
 // leaf signs what a request asks for, all of it, as a signer without any policy would.
@@ -227,9 +226,7 @@ func (c *cluster) ra(edit ...func(*ra.Config)) *ra.RA {
 	for _, e := range edit {
 		e(&cfg)
 	}
-	a, err := ra.New(cfg)
-	require.NoError(c.t, err)
-	return a
+	return must.Get(ra.New(cfg))(c.t)
 }
 
 // trust configures the roots.
@@ -244,8 +241,7 @@ func bundle(t testing.TB, roots ...*authority) *spiffe.Bundle {
 	for _, r := range roots {
 		certs = append(certs, r.cert)
 	}
-	b := must.Get(spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: certs}))(t)
-	return b
+	return must.Get(spiffe.NewBundle(td, spiffe.BundleContents{X509Authorities: certs}))(t)
 }
 
 // certifying is an answer with certificates.
@@ -255,8 +251,7 @@ func certifying(t testing.TB, root *authority, edit ...func(*x509.Certificate)) 
 
 func newKey(t testing.TB) crypto.Signer {
 	t.Helper()
-	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
-	return key
+	return must.Get(pki.NewKey("ecdsa-p256"))(t)
 }
 
 // newCSR asks for names, also in forms that pki.NewCSR does not write.
@@ -272,8 +267,7 @@ func newCSR(t testing.TB, sans ...pki.SAN) *pki.CSR {
 		tmpl.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: value}}
 	}
 	der := must.Get(x509.CreateCertificateRequest(rand.Reader, tmpl, newKey(t)))(t)
-	csr := must.Get(pki.ParseCSR(der))(t)
-	return csr
+	return must.Get(pki.ParseCSR(der))(t)
 }
 
 // web is the usual request.
@@ -282,7 +276,7 @@ func web(t testing.TB) ca.Request {
 	return ca.Request{CSR: newCSR(t, pki.IDSAN(webID)), ID: webID}
 }
 
-// bubble is an API server for a synctest bubble.
+// bubble is an API server without a socket, also for a synctest bubble.
 func bubble(t *testing.T) *kubetest.Server {
 	s := kubetest.StartOn(t, 1, memconn.Listen())
 	t.Cleanup(s.Client().CloseIdleConnections)
@@ -306,8 +300,7 @@ func signError(t testing.TB, err, kind error, texts ...string) *ca.SignError {
 
 func mustURL(t testing.TB, s string) *url.URL {
 	t.Helper()
-	u := must.Get(url.Parse(s))(t)
-	return u
+	return must.Get(url.Parse(s))(t)
 }
 
 func ip(s string) net.IP { return net.ParseIP(s) }

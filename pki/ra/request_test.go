@@ -66,7 +66,7 @@ func TestRequestsRefused(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-3.8-3")
 	root := newAuthority(t, "root", nil)
-	c := start(t, kubetest.Start(t), nil)
+	c := start(t, bubble(t), nil)
 	a := c.ra(trust(t, root), func(c *ra.Config) { c.MaxTTL = 24 * time.Hour })
 	id := spiffe.MustParseID
 	asks := func(edit func(*x509.CertificateRequest)) func(*ca.Request) {
@@ -169,10 +169,10 @@ func TestHostileRequests(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-3.8-2")
 	root := newAuthority(t, "root", nil)
-	c := start(t, kubetest.Start(t), certifying(t, root))
+	c := start(t, bubble(t), certifying(t, root))
 	a := c.ra(trust(t, root))
 	signed := 0
-	for _, x := range hostilecsr.Cases(t) {
+	for _, x := range hostilecsr.Some(t) {
 		csr, err := pki.ParseCSRPEM(x.PEM)
 		if err != nil {
 			continue // refused before Sign
@@ -209,7 +209,7 @@ func TestHostileRequests(t *testing.T) {
 // Attributes that a CA might read names from, or that would become public.
 func TestAttributesRefused(t *testing.T) {
 	t.Parallel()
-	a := start(t, kubetest.Start(t), nil).ra(trust(t, newAuthority(t, "root", nil)))
+	a := start(t, bubble(t), nil).ra(trust(t, newAuthority(t, "root", nil)))
 	refused := 0
 	for _, x := range hostilecsr.Cases(t) {
 		if !strings.Contains(x.Name, "challenge password") && !strings.Contains(x.Name, "Microsoft's") {
@@ -231,7 +231,7 @@ func TestSigners(t *testing.T) {
 	root, other := newAuthority(t, "root", nil), newAuthority(t, "other", nil)
 	sign := func(t *testing.T, requested string, edit ...func(*ra.Config)) (string, error) {
 		t.Helper()
-		c := start(t, kubetest.Start(t), certifying(t, root))
+		c := start(t, bubble(t), certifying(t, root))
 		r := web(t)
 		r.Signer = requested
 		_, err := c.ra(edit...).Sign(t.Context(), r)
@@ -328,7 +328,7 @@ func TestNew(t *testing.T) {
 func FuzzRequest(f *testing.F) {
 	root := newAuthority(f, "root", nil)
 	a := start(f, kubetest.Start(f), nil).ra(trust(f, root))
-	for _, x := range hostilecsr.Cases(f) {
+	for _, x := range hostilecsr.Some(f) {
 		if x.Signable {
 			f.Add(x.DER)
 		}

@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/authn"
-	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -29,7 +28,7 @@ func TestBehindIstioCA(t *testing.T) {
 	t.Parallel()
 	root := newAuthority(t, "root", nil)
 	between := newAuthority(t, "between", root)
-	c := start(t, kubetest.Start(t), func(o *object) {
+	c := start(t, bubble(t), func(o *object) {
 		o.Status.Certificate = encode(between.leaf(t, o.csr(t), o.life()), between.cert)
 	})
 	server := must.Get(istioca.New(istioca.Options{

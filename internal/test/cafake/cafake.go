@@ -194,7 +194,7 @@ const serverName = "localhost"
 // Endpoint returns what a client needs to reach the CA and to be recognised by it as the workload: the URL, an HTTP client
 // that trusts the server, the trust domain, and tokens.
 func (f *Fake) Endpoint() caclient.Endpoint {
-	t := &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{
+	t := &http.Transport{ForceAttemptHTTP2: true, HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: 256 << 10}, TLSClientConfig: &tls.Config{
 		MinVersion:         tls.VersionTLS12,
 		InsecureSkipVerify: true, // VerifyConnection does it with the roots of the moment
 		VerifyConnection: func(state tls.ConnectionState) error {

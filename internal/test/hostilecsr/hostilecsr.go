@@ -28,6 +28,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
 // Name is the DNS name that every request asks for, unless its name says otherwise.
@@ -64,6 +66,13 @@ func Cases(t testing.TB) []Case {
 		t.Fatalf("hostilecsr: testdata/cases.tsv.gz: %v", err)
 	}
 	return slices.Clone(cases)
+}
+
+// Some returns each fourth of the cases by default, and all with SVIDKIT_ROUNDS=4. Package pki, which reads them, has all.
+func Some(t testing.TB) []Case {
+	t.Helper()
+	i, step := -1, max(1, 4/rounds.Of(1))
+	return slices.DeleteFunc(Cases(t), func(Case) bool { i++; return i%step != 0 })
 }
 
 var load = sync.OnceValues(func() ([]Case, error) {

@@ -228,15 +228,15 @@ func TestPlaintext(t *testing.T) {
 
 // However often a caller is refused, the log has a line for each reason, and a count.
 func TestRefusalsAreCounted(t *testing.T) {
-	rounds.NotShort(t)
 	t.Parallel()
 	l := new(programtest.Log)
 	limited := must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Limits: ca.Limits{CallerRate: 1e-6}}))(t)
 	both := authn.FirstOf(authn.Func(func(*http.Request) (*authn.Caller, error) { return nil, authn.ErrNoCredential }), callers)
 	s := serve(t, istioca.Options{Signer: limited, Authenticator: both, Logger: slog.New(slog.NewTextHandler(l, nil))})
-	for range 200 {
-		_, _ = s.call(t, "web", goodRequest(t)) // the first is served
-		_, _ = s.call(t, "unknown", goodRequest(t))
+	good := goodRequest(t)
+	for range rounds.Of(50) {
+		_, _ = s.call(t, "web", good) // the first is served
+		_, _ = s.call(t, "unknown", good)
 		_, _ = s.call(t, "web", &wire.IstioCertificateRequest{Csr: rand.Text()})
 	}
 	assert.Equal(t, 3, strings.Count(l.String(), "\n"), l.String())
@@ -744,14 +744,14 @@ func TestPanics(t *testing.T) {
 // Many at once, each with its own identity.
 func TestConcurrent(t *testing.T) {
 	t.Parallel()
-	known := tokens{}
-	for i := range 32 {
+	known, n := tokens{}, rounds.Of(8)
+	for i := range n {
 		known[fmt.Sprint(i)] = caller(fmt.Sprintf("spiffe://example.org/w/%d", i))
 	}
 	a := authority(t)
 	s := serve(t, istioca.Options{Signer: a, Authenticator: known})
 	var wg sync.WaitGroup
-	for i := range 32 {
+	for i := range n {
 		csr := newCSR(t, pki.CSROptions{})
 		c := caservertest.HTTP2Client(t, s.tls)
 		wg.Go(func() {
@@ -768,5 +768,5 @@ func TestConcurrent(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	assert.Equal(t, "128", s.metric(t, "success_cert_issuance_count"))
+	assert.Equal(t, fmt.Sprint(4*n), s.metric(t, "success_cert_issuance_count"))
 }

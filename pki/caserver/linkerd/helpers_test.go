@@ -247,9 +247,8 @@ func serve(t testing.TB, o linkerd.Options) *service {
 		o.Review = review
 	}
 	o.Logger = caservertest.Logger(s.logs)
-	srv := must.Get(linkerd.New(o))(t)
-	s.Server = srv
-	s.addr = caservertest.Serve(t, caserver.ServeOptions{Handler: srv, Logger: o.Logger})
+	s.Server = must.Get(linkerd.New(o))(t)
+	s.addr = caservertest.Serve(t, caserver.ServeOptions{Handler: s.Server, Logger: o.Logger})
 	s.http = caservertest.ProxyClient(t)
 	s.rpcClient = newClient(s.http, "http://"+s.addr)
 	return s

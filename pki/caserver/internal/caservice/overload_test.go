@@ -26,12 +26,13 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
 )
 
-// TestOverload sends ten times as many requests as the processors can verify, for one and a half seconds of virtual time: when a
+// TestOverload sends a multiple of the requests that the processors can verify, for a second of virtual time: when a
 // burst is over, what is served is served soon, and the rest is refused at once and told when to come back.
 func TestOverload(t *testing.T) {
-	rounds.NotShort(t)
 	bubble.Test(t, func(t *testing.T) {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // with more of them the queue, whose length is fixed, is full first
 		const work = time.Millisecond
+		times := rounds.Of(3)
 		h := caservice.Service{Name: "test", Path: "/test/Sign", Answer: func(ctx context.Context, c *caservice.Call) ([]byte, error) {
 			if _, err := c.Receive(); err != nil {
 				return nil, err
@@ -44,7 +45,7 @@ func TestOverload(t *testing.T) {
 		var served, refused, late int
 		var wg sync.WaitGroup
 		start := time.Now()
-		for range 15_000 * runtime.GOMAXPROCS(0) {
+		for range 1000 * times * runtime.GOMAXPROCS(0) {
 			wg.Go(func() {
 				r := httptest.NewRequest(http.MethodPost, "/test/Sign", bytes.NewReader(make([]byte, 5)))
 				r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
@@ -58,23 +59,24 @@ func TestOverload(t *testing.T) {
 				switch {
 				case w.Header().Get("Grpc-Status") == "8":
 					refused++
-					assert.NotEmpty(t, w.Header().Get("Grpc-Retry-Pushback-Ms"))
-					assert.Zero(t, took)
+					if took != 0 || w.Header().Get("Grpc-Retry-Pushback-Ms") == "" {
+						assert.Fail(t, "not refused at once, or without a time", "%v %v", took, w.Header())
+					}
 				case w.Header().Get("Trailer:Grpc-Status") == "0":
 					served++
-					if took > 100*time.Millisecond && begin.Sub(start) > time.Second {
+					if took > 100*time.Millisecond && begin.Sub(start) > 600*time.Millisecond {
 						late++
 					}
 				default:
 					assert.Fail(t, "neither served nor refused", "%v", w.Header())
 				}
 			})
-			time.Sleep(work / 10 / time.Duration(runtime.GOMAXPROCS(0)))
+			time.Sleep(work / time.Duration(times*runtime.GOMAXPROCS(0)))
 		}
 		wg.Wait()
 		assert.Zero(t, late)
-		assert.InDelta(t, 1500*runtime.GOMAXPROCS(0), served, 300*float64(runtime.GOMAXPROCS(0)), "the processors are not idle")
-		assert.Greater(t, refused, 6*served)
+		assert.InDelta(t, 1000*runtime.GOMAXPROCS(0), served, 200*float64(runtime.GOMAXPROCS(0)), "the processors are not idle")
+		assert.Greater(t, refused, served*(times-1)*2/3)
 	})
 }
 
