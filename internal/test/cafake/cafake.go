@@ -1,6 +1,7 @@
-// Package cafake makes certificate authorities for tests, which are called over the network by the API of a system, with
-// faults that the test injects: [NewVault], [NewStepCA], [NewGoogleCAS] and [NewZTS]. Package caclient/caclienttest, which users
-// see, makes those of Istio and Linkerd by [Fake] and [API], and has the suite [Run] for clients.
+// Package cafake makes certificate authorities for tests, which are called over the network by the API of a system,
+// with faults that the test injects: [NewVault], [NewStepCA], [NewGoogleCAS] and [NewZTS]. Package
+// caclient/caclienttest, which users see, makes those of Istio and Linkerd by [Fake] and [API], and has the suite
+// [Run] for clients.
 package cafake
 
 import (
@@ -60,8 +61,8 @@ type (
 type API struct {
 	Name string // such as "Vault"
 
-	// Handler answers when nothing is wrong. One made for tests signs with the Fake and reports its errors with Refuse. One of
-	// package caserver signs with [Fake.HonestSigner], and needs Replace.
+	// Handler answers when nothing is wrong. One made for tests signs with the Fake and reports its errors with
+	// Refuse. One of package caserver signs with [Fake.HonestSigner], and needs Replace.
 	Handler http.Handler
 
 	// Signs reports whether a request is for a certificate.
@@ -84,7 +85,8 @@ type API struct {
 	// Token returns a token that Handler accepts.
 	Token func() string
 
-	// Endpoint completes the Endpoint for clients, whose URL, HTTPClient, TrustDomain and Token are set. It may be nil.
+	// Endpoint completes the Endpoint for clients, whose URL, HTTPClient, TrustDomain and Token are set. It may be
+	// nil.
 	Endpoint func(*caclient.Endpoint)
 
 	TLS      func(*tls.Config) // of the server; may be nil
@@ -191,24 +193,26 @@ func (f *Fake) certificate() *tls.Certificate {
 
 const serverName = "localhost"
 
-// Endpoint returns what a client needs to reach the CA and to be recognised by it as the workload: the URL, an HTTP client
-// that trusts the server, the trust domain, and tokens.
+// Endpoint returns what a client needs to reach the CA and to be recognised by it as the workload: the URL, an HTTP
+// client that trusts the server, the trust domain, and tokens.
 func (f *Fake) Endpoint() caclient.Endpoint {
-	t := &http.Transport{ForceAttemptHTTP2: true, HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: 256 << 10}, TLSClientConfig: &tls.Config{
-		MinVersion:         tls.VersionTLS12,
-		InsecureSkipVerify: true, // VerifyConnection does it with the roots of the moment
-		VerifyConnection: func(state tls.ConnectionState) error {
-			above := x509.NewCertPool() // of a CA that is an intermediate
-			for _, c := range state.PeerCertificates[1:] {
-				above.AddCert(c)
-			}
-			_, err := state.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: f.ca.Bundle().CertPool(), Intermediates: above, DNSName: serverName})
-			if err != nil {
-				return &tls.CertificateVerificationError{UnverifiedCertificates: state.PeerCertificates, Err: err}
-			}
-			return nil
-		},
-	}}
+	t := &http.Transport{ForceAttemptHTTP2: true, HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: 256 << 10},
+		TLSClientConfig: &tls.Config{
+			MinVersion:         tls.VersionTLS12,
+			InsecureSkipVerify: true, // VerifyConnection does it with the roots of the moment
+			VerifyConnection: func(state tls.ConnectionState) error {
+				above := x509.NewCertPool() // of a CA that is an intermediate
+				for _, c := range state.PeerCertificates[1:] {
+					above.AddCert(c)
+				}
+				_, err := state.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: f.ca.Bundle().CertPool(),
+					Intermediates: above, DNSName: serverName})
+				if err != nil {
+					return &tls.CertificateVerificationError{UnverifiedCertificates: state.PeerCertificates, Err: err}
+				}
+				return nil
+			},
+		}}
 	if f.memory != nil {
 		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return f.memory.Dial(ctx) }
 	}
@@ -260,7 +264,8 @@ func (f *Fake) newToken() string {
 }
 
 // sign has the CA certify names, which the handler has decided, with its faults. The error has a kind.
-func (f *Fake) sign(ctx context.Context, csr *pki.CSR, names []pki.SAN, lifetime time.Duration) ([]*x509.Certificate, *caclient.Error) {
+func (f *Fake) sign(ctx context.Context, csr *pki.CSR, names []pki.SAN, lifetime time.Duration) ([]*x509.Certificate,
+	*caclient.Error) {
 	chain, err := f.ca.Certify(ctx, csr, names, lifetime)
 	if err == nil {
 		return chain, nil

@@ -30,8 +30,8 @@ type GoogleCASRules struct {
 	Forbidden   bool          // the account may do nothing
 }
 
-// GoogleCAS is a Fake of Google's Certificate Authority Service, with one pool of the enterprise tier, [GoogleCASPool].
-// It was built from the public documentation.
+// GoogleCAS is a Fake of Google's Certificate Authority Service, with one pool of the enterprise tier,
+// [GoogleCASPool]. It was built from the public documentation.
 type GoogleCAS struct {
 	*Fake
 	token string
@@ -52,7 +52,8 @@ type casRequest struct{ body, answer string }
 // days at most, and its identity is that of the workload.
 func NewGoogleCAS(t testing.TB, ca *spiffetest.CA, path string) *GoogleCAS {
 	t.Helper()
-	g := &GoogleCAS{Fake: New(t, ca, path), token: "ya29." + rand.Text(), requests: map[string]casRequest{}, names: map[string]bool{}}
+	g := &GoogleCAS{Fake: New(t, ca, path), token: "ya29." + rand.Text(), requests: map[string]casRequest{},
+		names: map[string]bool{}}
 	g.rules = GoogleCASRules{Quota: -1, MaxLifetime: 30 * 24 * time.Hour}
 	g.Serve(API{
 		Name:    "Google CAS",
@@ -82,7 +83,8 @@ func refuseGoogle(w http.ResponseWriter, _ *http.Request, e *caclient.Error) {
 		if e.RetryAfter > 0 {
 			code, status = http.StatusTooManyRequests, "RESOURCE_EXHAUSTED"
 			details = append(details, map[string]string{
-				"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": fmt.Sprintf("%gs", e.RetryAfter.Seconds()),
+				"@type":      "type.googleapis.com/google.rpc.RetryInfo",
+				"retryDelay": fmt.Sprintf("%gs", e.RetryAfter.Seconds()),
 			})
 		}
 	case caclient.ErrUnauthenticated:
@@ -94,7 +96,8 @@ func refuseGoogle(w http.ResponseWriter, _ *http.Request, e *caclient.Error) {
 }
 
 func googleError(w http.ResponseWriter, code int, status, message string, details []any) {
-	answerJSON(w, code, map[string]any{"error": map[string]any{"code": code, "status": status, "message": message, "details": details}})
+	answerJSON(w, code, map[string]any{"error": map[string]any{"code": code, "status": status, "message": message,
+		"details": details}})
 }
 
 // answerCall is the API.
@@ -106,7 +109,8 @@ func (g *GoogleCAS) answerCall(w http.ResponseWriter, r *http.Request) {
 	token, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	switch {
 	case !bearer || !SameToken(token, g.token):
-		googleError(w, http.StatusUnauthorized, "UNAUTHENTICATED", "Request had invalid authentication credentials. Expected OAuth 2 access token.", nil)
+		googleError(w, http.StatusUnauthorized, "UNAUTHENTICATED",
+			"Request had invalid authentication credentials. Expected OAuth 2 access token.", nil)
 	case r.Method != http.MethodPost || call != "/certificates" && call != ":fetchCaCerts" && ok:
 		googleError(w, http.StatusNotFound, "NOT_FOUND", "Method not found.", nil)
 	case !ok:
@@ -200,7 +204,8 @@ func (g *GoogleCAS) create(w http.ResponseWriter, r *http.Request, rules GoogleC
 }
 
 // issue signs and remembers the answer by the request's ID.
-func (g *GoogleCAS) issue(w http.ResponseWriter, r *http.Request, c *casCertificate, lifetime time.Duration, requestID, name, body string) {
+func (g *GoogleCAS) issue(w http.ResponseWriter, r *http.Request, c *casCertificate, lifetime time.Duration,
+	requestID, name, body string) {
 	csr, err := pki.ParseCSRPEM([]byte(c.PEMCSR))
 	if err != nil {
 		refuseGoogle(w, r, invalid("Malformed CSR: %w", err))
@@ -215,7 +220,10 @@ func (g *GoogleCAS) issue(w http.ResponseWriter, r *http.Request, c *casCertific
 		refuseGoogle(w, r, e)
 		return
 	}
-	answer := casCertificate{PEMCSR: c.PEMCSR, Lifetime: c.Lifetime, SubjectMode: c.SubjectMode, Name: GoogleCASPool + "/certificates/" + name}
+	answer := casCertificate{
+		PEMCSR: c.PEMCSR, Lifetime: c.Lifetime, SubjectMode: c.SubjectMode,
+		Name: GoogleCASPool + "/certificates/" + name,
+	}
 	if len(chain) > 0 {
 		answer.PEMCertificate = string(pki.MarshalCertificatesPEM(chain[0]))
 		for _, cert := range slices.Concat(chain[1:], []*x509.Certificate{g.ca.Root()}) {

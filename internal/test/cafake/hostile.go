@@ -110,7 +110,10 @@ type hostile struct {
 
 func newHostile(t testing.TB, f *Fake) *hostile {
 	t.Helper()
-	h := &hostile{t: t, ca: f.ca, td: f.ca.TrustDomain(), hasID: !f.want.ID().IsZero(), name: f.want.Names()[0], good: newForger(t, f.ca)}
+	h := &hostile{
+		t: t, ca: f.ca, td: f.ca.TrustDomain(), hasID: !f.want.ID().IsZero(), name: f.want.Names()[0],
+		good: newForger(t, f.ca),
+	}
 	h.earlier, _ = f.ca.Certificate(f.id.Path())
 	return h
 }
@@ -139,9 +142,15 @@ var leafFaults = []struct {
 	{"an ID with a query", "invalid ID", uri("spiffe://example.org/web?admin")},
 	{"a URI that is no ID", "invalid ID", uri("https://example.org/web")},
 	{"a CA's leaf", "CA", func(_ *hostile, c *x509.Certificate) { c.IsCA = true }},
-	{"a leaf that may sign certificates", "keyCertSign", func(_ *hostile, c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCertSign }},
-	{"a leaf that may sign revocation lists", "cRLSign", func(_ *hostile, c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCRLSign }},
-	{"a leaf that may not sign in a handshake", "digitalSignature", func(_ *hostile, c *x509.Certificate) { c.KeyUsage = x509.KeyUsageKeyAgreement }},
+	{"a leaf that may sign certificates", "keyCertSign", func(_ *hostile, c *x509.Certificate) {
+		c.KeyUsage |= x509.KeyUsageCertSign
+	}},
+	{"a leaf that may sign revocation lists", "cRLSign", func(_ *hostile, c *x509.Certificate) {
+		c.KeyUsage |= x509.KeyUsageCRLSign
+	}},
+	{"a leaf that may not sign in a handshake", "digitalSignature", func(_ *hostile, c *x509.Certificate) {
+		c.KeyUsage = x509.KeyUsageKeyAgreement
+	}},
 	{"no key usage", "no key usage", func(_ *hostile, c *x509.Certificate) { c.KeyUsage = 0 }},
 	{"usage for signing code", "incompatible key usage", ofLeaf(usage(x509.ExtKeyUsageCodeSigning))},
 	{"usage for clients alone", "key usage", ofLeaf(usage(x509.ExtKeyUsageClientAuth))},
@@ -149,7 +158,8 @@ var leafFaults = []struct {
 	{"expired", "expired", ofLeaf(valid(-48*time.Hour, -time.Hour))},
 	{"not yet valid", "not yet valid", ofLeaf(valid(time.Hour, 2*time.Hour))},
 	{"an unknown critical extension", "unhandled critical extension", func(_ *hostile, c *x509.Certificate) {
-		c.ExtraExtensions = []pkix.Extension{{Id: []int{1, 3, 6, 1, 4, 1, 99999, 1}, Critical: true, Value: []byte{5, 0}}}
+		c.ExtraExtensions = []pkix.Extension{{Id: []int{1, 3, 6, 1, 4, 1, 99999, 1}, Critical: true,
+			Value: []byte{5, 0}}}
 	}},
 	{"a leaf of 70 KiB", "the limit is", func(_ *hostile, c *x509.Certificate) {
 		c.Subject.OrganizationalUnit = []string{strings.Repeat("x", 70<<10)}
@@ -161,20 +171,30 @@ var issuerFaults = []struct {
 	name, says string
 	issuer     func(h *hostile) *forger
 }{
-	{"another root", "signed by unknown authority", func(h *hostile) *forger { return newForger(h.t, spiffetest.NewCA(h.t, h.td.String())) }},
+	{"another root", "signed by unknown authority", func(h *hostile) *forger {
+		return newForger(h.t, spiffetest.NewCA(h.t, h.td.String()))
+	}},
 	{"the root of another trust domain", "signed by unknown authority", func(h *hostile) *forger {
 		return newForger(h.t, spiffetest.NewCA(h.t, "foreign."+h.td.String()))
 	}},
 	{"an intermediate that is no CA", "is not a CA", func(h *hostile) *forger {
-		return newForger(h.t, h.ca, func(c *x509.Certificate) { c.IsCA, c.KeyUsage = false, x509.KeyUsageDigitalSignature })
+		return newForger(h.t, h.ca, func(c *x509.Certificate) {
+			c.IsCA, c.KeyUsage = false, x509.KeyUsageDigitalSignature
+		})
 	}},
 	{"an intermediate that may not sign", "chain", func(h *hostile) *forger {
 		return newForger(h.t, h.ca, func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageCRLSign })
 	}},
-	{"an expired intermediate", "expired", func(h *hostile) *forger { return newForger(h.t, h.ca, valid(-48*time.Hour, -time.Hour)) }},
-	{"an intermediate of tomorrow", "not yet valid", func(h *hostile) *forger { return newForger(h.t, h.ca, valid(24*time.Hour, 48*time.Hour)) }},
+	{"an expired intermediate", "expired", func(h *hostile) *forger {
+		return newForger(h.t, h.ca, valid(-48*time.Hour, -time.Hour))
+	}},
+	{"an intermediate of tomorrow", "not yet valid", func(h *hostile) *forger {
+		return newForger(h.t, h.ca, valid(24*time.Hour, 48*time.Hour))
+	}},
 	{"an intermediate too deep", "too many intermediates", func(h *hostile) *forger {
-		return newForger(h.t, h.ca, func(c *x509.Certificate) { c.MaxPathLenZero = true }).below(func(*x509.Certificate) {})
+		return newForger(h.t, h.ca, func(c *x509.Certificate) {
+			c.MaxPathLenZero = true
+		}).below(func(*x509.Certificate) {})
 	}},
 	{"an intermediate for other names", "not permitted", func(h *hostile) *forger {
 		return newForger(h.t, h.ca, func(c *x509.Certificate) {
@@ -192,23 +212,28 @@ var chainFaults = []struct {
 	edit       func(h *hostile, chain []*x509.Certificate) []*x509.Certificate
 }{
 	{"no certificate", "", func(*hostile, []*x509.Certificate) []*x509.Certificate { return nil }},
-	{"the answer to another request", "public key", func(h *hostile, _ []*x509.Certificate) []*x509.Certificate { return h.earlier }},
+	{"the answer to another request", "public key", func(h *hostile, _ []*x509.Certificate) []*x509.Certificate {
+		return h.earlier
+	}},
 	{"the root in the place of the leaf", "public key", func(h *hostile, _ []*x509.Certificate) []*x509.Certificate {
 		return []*x509.Certificate{h.ca.Root()}
 	}},
 	{"two leaves", "is not a CA", func(h *hostile, c []*x509.Certificate) []*x509.Certificate {
 		return append(slices.Clone(c), h.earlier[0])
 	}},
-	{"another root, and that root", "signed by unknown authority", func(h *hostile, c []*x509.Certificate) []*x509.Certificate {
-		stranger := spiffetest.NewCA(h.t, h.td.String())
-		return append(newForger(h.t, stranger).again(c[0]), stranger.Root())
-	}},
-	{"a missing intermediate", "signed by unknown authority", func(h *hostile, c []*x509.Certificate) []*x509.Certificate {
-		return h.good.again(c[0])[:1]
-	}},
-	{"another intermediate than the issuer", "signed by unknown authority", func(h *hostile, c []*x509.Certificate) []*x509.Certificate {
-		return append(h.good.again(c[0])[:1], newForger(h.t, h.ca).chain...)
-	}},
+	{"another root, and that root", "signed by unknown authority",
+		func(h *hostile, c []*x509.Certificate) []*x509.Certificate {
+			stranger := spiffetest.NewCA(h.t, h.td.String())
+			return append(newForger(h.t, stranger).again(c[0]), stranger.Root())
+		}},
+	{"a missing intermediate", "signed by unknown authority",
+		func(h *hostile, c []*x509.Certificate) []*x509.Certificate {
+			return h.good.again(c[0])[:1]
+		}},
+	{"another intermediate than the issuer", "signed by unknown authority",
+		func(h *hostile, c []*x509.Certificate) []*x509.Certificate {
+			return append(h.good.again(c[0])[:1], newForger(h.t, h.ca).chain...)
+		}},
 	{"a forged signature", "signed by unknown authority", func(h *hostile, c []*x509.Certificate) []*x509.Certificate {
 		der := slices.Clone(c[0].Raw)
 		der[len(der)-1] ^= 1
@@ -261,7 +286,8 @@ var bodyFaults = []struct {
 
 // jsonFaults are those of an answer in JSON.
 var jsonFaults = map[string]string{
-	"null": "null", "no fields": "{}", "a list": "[]", "a text": `"x"`, "a million brackets": strings.Repeat("[", 1<<20),
+	"null": "null", "no fields": "{}", "a list": "[]", "a text": `"x"`,
+	"a million brackets": strings.Repeat("[", 1<<20),
 }
 
 // uri returns a fault: the one name of the leaf is a URI.
@@ -290,8 +316,8 @@ func ofLeaf(edit func(*x509.Certificate)) func(*hostile, *x509.Certificate) {
 	return func(_ *hostile, c *x509.Certificate) { edit(c) }
 }
 
-// giant returns a CA certificate with a key of which there is no half that signs: that it is large is enough to keep verifiers
-// busy.
+// giant returns a CA certificate with a key of which there is no half that signs: that it is large is enough to keep
+// verifiers busy.
 func (f *forger) giant() *x509.Certificate {
 	modulus := new(big.Int).SetBit(new(big.Int).Lsh(big.NewInt(1), 16383), 0, 1)
 	return f.sign(&x509.Certificate{
@@ -300,10 +326,11 @@ func (f *forger) giant() *x509.Certificate {
 	}, &rsa.PublicKey{N: modulus, E: 65537})
 }
 
-// step is 1 for all answers of [Run], or more to take each so many of those that package caclient judges alike for all clients.
+// step is 1 if [Run] tries all answers, and 4 if it tries every fourth of those that package caclient judges, which
+// does so alike for all clients.
 var step = 1
 
-// Fewer has [Run] take each fourth of them, unless SVIDKIT_ROUNDS is 4, and skips a test with -short.
+// Fewer sets step to 4, unless SVIDKIT_ROUNDS is 4, and skips a test with -short.
 func Fewer(t testing.TB) {
 	t.Helper()
 	rounds.NotShort(t)
@@ -317,18 +344,22 @@ func mutations(t testing.TB, f *Fake) []mutation {
 	var all []mutation
 	for i := 0; i < len(leafFaults); i += step {
 		fault := leafFaults[i]
-		all = append(all, mutation{name: fault.name, says: fault.says, template: func(c *x509.Certificate) { fault.edit(h, c) }})
+		all = append(all, mutation{name: fault.name, says: fault.says, template: func(c *x509.Certificate) {
+			fault.edit(h, c)
+		}})
 	}
 	for i := 0; i < len(issuerFaults); i += step {
 		issuer := issuerFaults[i].issuer(h)
-		all = append(all, mutation{name: issuerFaults[i].name, says: issuerFaults[i].says, chain: func(chain []*x509.Certificate) []*x509.Certificate {
-			return issuer.again(chain[0])
-		}})
+		all = append(all, mutation{name: issuerFaults[i].name, says: issuerFaults[i].says,
+			chain: func(chain []*x509.Certificate) []*x509.Certificate {
+				return issuer.again(chain[0])
+			}})
 	}
 	for _, fault := range chainFaults {
-		all = append(all, mutation{name: fault.name, says: fault.says, chain: func(chain []*x509.Certificate) []*x509.Certificate {
-			return fault.edit(h, chain)
-		}})
+		all = append(all, mutation{name: fault.name, says: fault.says,
+			chain: func(chain []*x509.Certificate) []*x509.Certificate {
+				return fault.edit(h, chain)
+			}})
 	}
 	if f.dial == nil {
 		return all
@@ -347,8 +378,12 @@ func mutations(t testing.TB, f *Fake) []mutation {
 // harmless are answers that a client puts in order.
 func harmless(ca *spiffetest.CA) []mutation {
 	return []mutation{
-		{name: "the root behind it", chain: func(c []*x509.Certificate) []*x509.Certificate { return append(slices.Clone(c), ca.Root()) }},
-		{name: "the leaf twice", chain: func(c []*x509.Certificate) []*x509.Certificate { return append(c[:1:1], c...) }},
+		{name: "the root behind it", chain: func(c []*x509.Certificate) []*x509.Certificate {
+			return append(slices.Clone(c), ca.Root())
+		}},
+		{name: "the leaf twice", chain: func(c []*x509.Certificate) []*x509.Certificate {
+			return append(c[:1:1], c...)
+		}},
 		{name: "everything twice, and the roots", chain: func(c []*x509.Certificate) []*x509.Certificate {
 			return slices.Concat(c, []*x509.Certificate{ca.Root()}, c, []*x509.Certificate{ca.Root()})
 		}},

@@ -51,7 +51,8 @@ func (s *Script) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &http.Response{StatusCode: code, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(text)), Request: r}, nil
+	body := io.NopCloser(strings.NewReader(text))
+	return &http.Response{StatusCode: code, Header: http.Header{}, Body: body, Request: r}, nil
 }
 
 // Calls returns what was asked.

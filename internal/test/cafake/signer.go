@@ -31,8 +31,8 @@ func (s *Signer) CallerBundle() *spiffe.Bundle { return s.ca.Bundle() }
 // Proven returns zero, for "not known".
 func (s *Signer) Proven(*x509.Certificate) time.Time { return time.Time{} }
 
-// Sign implements [ca.Signer]. An error of FailNext that is a [*caclient.Error] comes as a [*ca.SignError] of the kind that
-// is nearest.
+// Sign implements [ca.Signer]. An error of FailNext that is a [*caclient.Error] comes as a [*ca.SignError] of the
+// kind that is nearest.
 func (s *Signer) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
 	chain, err := s.ca.Certify(ctx, r.CSR, names(r), max(r.TTL, 0))
 	if err == nil || ctx.Err() != nil {
@@ -52,8 +52,8 @@ func (s *Signer) Sign(ctx context.Context, r ca.Request) ([]*x509.Certificate, e
 	return nil, &ca.SignError{Kind: kind, ID: r.ID, Err: err, RetryAfter: e.RetryAfter}
 }
 
-// HonestSigner returns the CA for a real server, which checks what it is given: an answer that the server would refuse or
-// change is kept for the wire, and the server gets a good one.
+// HonestSigner returns the CA for a real server, which checks what it is given: an answer that the server would
+// refuse or change is kept for the wire, and the server gets a good one.
 func (f *Fake) HonestSigner() ca.Signer { return honest{f.Signer(), f} }
 
 type honest struct {

@@ -25,9 +25,10 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
-// NewStepCA serves the API of step-ca, with a JWK provisioner that makes tokens for the workload at path: each is good for one
-// request, for five minutes, for this CA, and for exactly the names of the workload. Certificates last from five minutes to a
-// day. The method Endpoint gives a client new tokens; one with a certificate renews it with TLS.
+// NewStepCA serves the API of step-ca, with a JWK provisioner that makes tokens for the workload at path: each is
+// good for one request, for five minutes, for this CA, and for exactly the names of the workload. Certificates last
+// from five minutes to a day. The method Endpoint gives a client new tokens; one with a certificate renews it with
+// TLS.
 func NewStepCA(t testing.TB, ca *spiffetest.CA, path string) *Fake {
 	t.Helper()
 	f := New(t, ca, path)
@@ -35,7 +36,8 @@ func NewStepCA(t testing.TB, ca *spiffetest.CA, path string) *Fake {
 	if err != nil {
 		t.Fatalf("cafake: %v", err)
 	}
-	s := &stepCA{f: f, key: jose.JSONWebKey{Key: key, KeyID: rand.Text(), Algorithm: string(jose.ES256)}, used: map[string]bool{}}
+	s := &stepCA{f: f, key: jose.JSONWebKey{Key: key, KeyID: rand.Text(), Algorithm: string(jose.ES256)},
+		used: map[string]bool{}}
 	mux := http.NewServeMux()
 	for _, prefix := range []string{"", "/1.0"} {
 		mux.HandleFunc("POST "+prefix+"/sign", s.sign)
@@ -242,7 +244,8 @@ func (s *stepCA) read(w http.ResponseWriter, r *http.Request, request any, text 
 	return nil, false
 }
 
-func (s *stepCA) issue(ctx context.Context, w http.ResponseWriter, r *http.Request, csr *pki.CSR, names []pki.SAN, lifetime time.Duration) {
+func (s *stepCA) issue(ctx context.Context, w http.ResponseWriter, r *http.Request, csr *pki.CSR, names []pki.SAN,
+	lifetime time.Duration) {
 	chain, e := s.f.sign(ctx, csr, names, lifetime)
 	if e != nil {
 		refuseStep(w, r, e)
@@ -268,7 +271,8 @@ func (s *stepCA) root(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	answerJSON(w, http.StatusNotFound, map[string]any{"status": http.StatusNotFound, "message": "the root is not there"})
+	answerJSON(w, http.StatusNotFound, map[string]any{"status": http.StatusNotFound,
+		"message": "the root is not there"})
 }
 
 // refuseStep says a failure as step-ca does.

@@ -27,15 +27,16 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
-// Run checks that a client keeps what [caclient.CA] promises: the kinds of its errors, the end of its context, what it does with
-// hostile answers, alone, within [caclient.New] and below package secretcache, that no token is told, and that new roots
-// arrive. fake is one of the functions of this package, or nil for a CA in this process; client makes the client under test
-// from [Fake.Endpoint], or from [Fake.Signer].
+// Run checks that a client keeps what [caclient.CA] promises: the kinds of its errors, the end of its context, what
+// it does with hostile answers, alone, within [caclient.New] and below package secretcache, that no token is told,
+// and that new roots arrive. fake is one of the functions of this package, or nil for a CA in this process; client
+// makes the client under test from [Fake.Endpoint], or from [Fake.Signer].
 //
 //	caclienttest.Run(t, caclienttest.NewIstio, func(f *caclienttest.Fake) (caclient.CA, error) {
 //		return istioca.New(istioca.Options{Endpoint: f.Endpoint()})
 //	})
-func Run(t *testing.T, fake func(t testing.TB, ca *spiffetest.CA, path string) *Fake, client func(*Fake) (caclient.CA, error)) {
+func Run(t *testing.T, fake func(t testing.TB, ca *spiffetest.CA, path string) *Fake, client func(*Fake) (caclient.CA,
+	error)) {
 	s := &suite{fake: fake, client: client}
 	for _, part := range []struct {
 		name   string
@@ -262,7 +263,8 @@ func (s *suite) failures(t *testing.T, sub *subject) {
 		t.Errorf("a failure may pass, and the error %v does not say so", err)
 	}
 	sub.works("after a failure")
-	sub.ca.FailNext(1, &caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, RetryAfter: 7 * time.Second, Err: errors.New("too busy")})
+	sub.ca.FailNext(1, &caclient.Error{Op: "sign", Kind: caclient.ErrUnavailable, RetryAfter: 7 * time.Second,
+		Err: errors.New("too busy")})
 	_, err = sub.sign(t.Context(), sub.c)
 	e := sub.fails("busy", err, caclient.ErrUnavailable)
 	if e.RetryAfter != 0 && (e.RetryAfter < 7*time.Second || e.RetryAfter > 8*time.Second) {
@@ -495,7 +497,8 @@ func (s *suite) credentialStays(t *testing.T) {
 		left := time.Until(first.NotAfter())
 		time.Sleep(left / 20)
 		if now, err := m.SVID(); err != nil || now == first {
-			t.Errorf("a twentieth of the remaining %v after the last hostile answer: %v, %v; want a new credential", left, now, err)
+			t.Errorf("a twentieth of the remaining %v after the last hostile answer: %v, %v; want a new credential",
+				left, now, err)
 		}
 		cancel()
 		<-done
@@ -515,7 +518,8 @@ func status(t *testing.T, m *secretcache.Manager, id spiffe.ID) report.Identity 
 
 func (s *suite) kinds(t *testing.T, sub *subject) {
 	sub.works("at first")
-	for _, kind := range []error{caclient.ErrUnavailable, caclient.ErrInvalid, caclient.ErrUnauthenticated, caclient.ErrDenied} {
+	for _, kind := range []error{caclient.ErrUnavailable, caclient.ErrInvalid, caclient.ErrUnauthenticated,
+		caclient.ErrDenied} {
 		sub.f.Refuse(&caclient.Error{Kind: kind, Err: errors.New("as the test says"), RetryAfter: retryAfter(kind)})
 		_, err := sub.sign(t.Context(), sub.c)
 		e := sub.fails(kind.Error(), err, kind)
@@ -589,7 +593,9 @@ func (s *suite) redirects(t *testing.T, sub *subject) {
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached.Add(1) }))
 	defer elsewhere.Close()
 	for _, code := range []int{301, 302, 303, 307, 308} {
-		sub.f.answerInstead(func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, elsewhere.URL+r.URL.Path, code) })
+		sub.f.answerInstead(func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, elsewhere.URL+r.URL.Path, code)
+		})
 		if _, err := sub.sign(t.Context(), sub.c); err == nil {
 			t.Errorf("%d: no error", code)
 		} else {
@@ -623,7 +629,8 @@ func (s *suite) endless(t *testing.T, sub *subject) {
 			}
 			w.Header().Set("Content-Type", contentType)
 			n, err := io.WriteString(w, begin)
-			for block := bytes.Repeat([]byte("aaaaaaa,"), 4096); err == nil && sent.Load() < 64<<20; n, err = w.Write(block) {
+			for block := bytes.Repeat([]byte("aaaaaaa,"), 4096); err == nil &&
+				sent.Load() < 64<<20; n, err = w.Write(block) {
 				sent.Add(int64(n))
 			}
 		})
@@ -698,7 +705,11 @@ func (s *suite) tokens(t *testing.T, sub *subject) {
 	_, err = sub.sign(t.Context(), sub.c)
 	sub.fails("no token", err, reason)
 	for _, bad := range []string{"two\nlines", "two words", "\x00", "ümlaut", strings.Repeat("x", 70<<10)} {
-		sub.again(s, func(e *caclient.Endpoint) { e.Token = func(context.Context) (string, error) { return bad, nil } })
+		sub.again(s, func(e *caclient.Endpoint) {
+			e.Token = func(context.Context) (string, error) {
+				return bad, nil
+			}
+		})
 		_, err = sub.sign(t.Context(), sub.c)
 		e := sub.fails("a token that is none", err, caclient.ErrInvalid)
 		if strings.Contains(e.Error(), bad) {

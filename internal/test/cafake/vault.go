@@ -29,11 +29,12 @@ type VaultRules struct {
 	RequireCN      bool          // of the role
 	TTL, MaxTTL    time.Duration // of the role; a longer wish is shortened
 	Sealed         bool
-	NoIssuer       bool                  // the mount has no root yet
-	Forbidden      bool                  // the policy of all tokens lacks the path of the role
-	Kubernetes     bool                  // the tokens of Endpoint are good for a Kubernetes login, and for nothing else
-	Review         func(jwt string) bool // of tokens of service accounts; nil knows those of Endpoint
-	Lease          time.Duration         // of the tokens that logins give, in whole seconds; 0 means without end
+	NoIssuer       bool // the mount has no root yet
+	Forbidden      bool // the policy of all tokens lacks the path of the role
+	// the tokens of Endpoint are good for a Kubernetes login, and for nothing else
+	Kubernetes bool
+	Review     func(jwt string) bool // of tokens of service accounts; nil knows those of Endpoint
+	Lease      time.Duration         // of the tokens that logins give, in whole seconds; 0 means without end
 }
 
 // Vault is a Fake of HashiCorp Vault and OpenBao: a PKI engine at pki with the role workload, and the auth method
@@ -53,8 +54,11 @@ type Vault struct {
 // Endpoint is one of Vault.
 func NewVault(t testing.TB, ca *spiffetest.CA, path string) *Vault {
 	t.Helper()
-	v := &Vault{Fake: New(t, ca, path), token: "hvs." + rand.Text(), jwt: "eyJ" + rand.Text(), leases: map[string]time.Time{}}
-	v.rules = VaultRules{AllowedURISANs: []string{v.id.String()}, TTL: time.Hour, MaxTTL: 24 * time.Hour, Lease: time.Hour}
+	v := &Vault{
+		Fake: New(t, ca, path), token: "hvs." + rand.Text(), jwt: "eyJ" + rand.Text(), leases: map[string]time.Time{},
+	}
+	v.rules = VaultRules{AllowedURISANs: []string{v.id.String()}, TTL: time.Hour, MaxTTL: 24 * time.Hour,
+		Lease: time.Hour}
 	v.Serve(API{
 		Name:    "Vault",
 		Handler: http.HandlerFunc(v.answerCall),
@@ -241,7 +245,9 @@ func (v *Vault) signRoute(w http.ResponseWriter, r *http.Request, rules VaultRul
 	case rules.Forbidden || route != "pki/sign/"+vaultRole: // sign-verbatim is not among the paths of the policy
 		refuseVault(w, r, &caclient.Error{Kind: caclient.ErrDenied, Err: errors.New("")})
 	case rules.NoIssuer:
-		vaultError(w, http.StatusInternalServerError, "1 error occurred:\n\t* could not fetch the CA certificate (was one set?): no default issuer currently configured\n\n")
+		vaultError(w, http.StatusInternalServerError,
+			"1 error occurred:\n\t* could not fetch the CA certificate (was one set?): no default issuer currently "+
+				"configured\n\n")
 	default:
 		if e := v.signRequest(w, r, rules); e != nil {
 			refuseVault(w, r, e)
@@ -317,7 +323,8 @@ func (b *vaultSign) names(csr *pki.CSR, rules VaultRules) ([]pki.SAN, *caclient.
 	}
 	switch {
 	case cn == "" && rules.RequireCN:
-		return nil, invalid("the common_name field is required, or must be provided in a CSR with \"use_csr_common_name\" set to true, unless \"require_cn\" is set to false")
+		return nil, invalid("the common_name field is required, or must be provided in a CSR with " +
+			"\"use_csr_common_name\" set to true, unless \"require_cn\" is set to false")
 	case cn != "" && !slices.Contains(rules.AllowedDomains, cn):
 		return nil, invalid("common name %s not allowed by this role", cn)
 	case cn != "" && !b.ExcludeCN:
@@ -330,8 +337,10 @@ func (b *vaultSign) names(csr *pki.CSR, rules VaultRules) ([]pki.SAN, *caclient.
 				return nil, invalid("subject alternate name %s not allowed by this role", name.Value)
 			}
 		case pki.URI:
-			if !slices.ContainsFunc(rules.AllowedURISANs, func(pattern string) bool { return glob(pattern, name.Value) }) {
-				return nil, invalid("URI Subject Alternative Names were provided via CSR which are not valid for this role")
+			if !slices.ContainsFunc(rules.AllowedURISANs,
+				func(pattern string) bool { return glob(pattern, name.Value) }) {
+				return nil, invalid("URI Subject Alternative Names were provided via CSR which are not valid for " +
+					"this role")
 			}
 		}
 	}

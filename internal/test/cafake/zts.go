@@ -41,28 +41,29 @@ type ZTSRules struct {
 	Providers []string // that may launch instances
 	Suffix    string   // of their DNS names
 
-	// Callback is the provider's endpoint, with https and without /instance or /refresh. Empty means that the tokens of
-	// Endpoint are good attestation data, and that every refresh is confirmed.
+	// Callback is the provider's endpoint, with https and without /instance or /refresh. Empty means that the tokens
+	// of Endpoint are good attestation data, and that every refresh is confirmed.
 	Callback string
 
 	TrustDomain string        // of SPIFFE IDs with a namespace
 	TTL, MaxTTL time.Duration // of certificates
 	ReadOnly    bool
 
-	// Keys are the public keys that services have registered, by the service and the ID of the key, as in "k8s.admin.athenz-callback v1".
-	// The owner of one is certified by it, without a provider.
+	// Keys are the public keys that services have registered, by the service and the ID of the key, as in
+	// "k8s.admin.athenz-callback v1". The owner of one is certified by it, without a provider.
 	Keys map[string]crypto.PublicKey
 
 	WithoutRoots bool // answers have no x509CertificateSigner
 
-	// Observe, if set, is called with each registration and refresh that comes, and with the status of its answer: 0 before.
+	// Observe, if set, is called with each registration and refresh that comes, and with the status of its answer: 0
+	// before.
 	Observe func(r *http.Request, code int)
 }
 
 // ZTS is a Fake of Athenz's certificate authority: it registers instances and refreshes their certificates, after the
-// provider has confirmed them over mutual TLS, and revokes an instance for good when a certificate is presented that is not
-// one of its last two. Certificates have the names of the CSR, but for URIs that begin with athenz://. It was built from the
-// public documentation.
+// provider has confirmed them over mutual TLS, and revokes an instance for good when a certificate is presented that
+// is not one of its last two. Certificates have the names of the CSR, but for URIs that begin with athenz://. It was
+// built from the public documentation.
 type ZTS struct {
 	*Fake
 	token string            // attestation data
@@ -79,8 +80,9 @@ type ztsRecord struct {
 	revoked           bool
 }
 
-// NewZTS serves ZTS for the instance of [AthenzInstance]. At first its service and its provider are the only ones that are
-// known, there is no callback, and certificates last for an hour if nothing is asked and for 30 days at most.
+// NewZTS serves ZTS for the instance of [AthenzInstance]. At first its service and its provider are the only ones
+// that are known, there is no callback, and certificates last for an hour if nothing is asked and for 30 days at
+// most.
 func NewZTS(t testing.TB, ca *spiffetest.CA, path string) *ZTS {
 	t.Helper()
 	z := &ZTS{Fake: New(t, ca, path), token: "attested-" + rand.Text(), records: map[string]*ztsRecord{}}
@@ -119,8 +121,9 @@ func NewZTS(t testing.TB, ca *spiffetest.CA, path string) *ZTS {
 	return z
 }
 
-// AthenzInstance returns the instance that [NewZTS] knows for the path of a workload, /ns/NAMESPACE/sa/SERVICEACCOUNT: the
-// pod SERVICEACCOUNT-0 with the address 10.1.2.3, below the provider k8s.admin.athenz-callback.
+// AthenzInstance returns the instance that [NewZTS] knows for the path of a workload,
+// /ns/NAMESPACE/sa/SERVICEACCOUNT: the pod SERVICEACCOUNT-0 with the address 10.1.2.3, below the provider
+// k8s.admin.athenz-callback.
 func AthenzInstance(f *Fake) athenzname.Instance {
 	f.t.Helper()
 	namespace, account, _ := f.id.Kubernetes()
@@ -133,12 +136,13 @@ func AthenzInstance(f *Fake) athenzname.Instance {
 		f.t.Fatalf("cafake: the path %q of the workload: %v", f.id.Path(), err)
 	}
 	return athenzname.Instance{
-		Provider: athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"}, Service: service, ID: account + "-0", Suffix: "svc.cluster.local", SPIFFE: id,
+		Provider: athenzname.Service{Domain: "k8s.admin", Name: "athenz-callback"}, Service: service, ID: account +
+			"-0", Suffix: "svc.cluster.local", SPIFFE: id,
 	}
 }
 
-// Credential returns a certificate of the CA with a common name, for the other parties: the provider's server, whose common
-// name is that of its service, the signing service and the agents. It is for the host localhost, too.
+// Credential returns a certificate of the CA with a common name, for the other parties: the provider's server, whose
+// common name is that of its service, the signing service and the agents. It is for the host localhost, too.
 func (z *ZTS) Credential(cn string) *pki.Credential {
 	z.t.Helper()
 	chain, key := z.ca.Certificate("/"+strings.ReplaceAll(cn, ":", "-"), func(c *x509.Certificate) {
@@ -268,7 +272,8 @@ func (z *ZTS) owner(r *http.Request, rules *ZTSRules) (map[string]any, error) {
 		KeyID     string `json:"keyId"`
 		Namespace string `json:"namespace"`
 	}
-	service := athenzname.Service{Domain: strings.ToLower(r.PathValue("domain")), Name: strings.ToLower(r.PathValue("service"))}
+	service := athenzname.Service{Domain: strings.ToLower(r.PathValue("domain")),
+		Name: strings.ToLower(r.PathValue("service"))}
 	switch {
 	case rules.ReadOnly:
 		return nil, refuseWith(http.StatusBadRequest, "the server is in read-only mode")
@@ -277,12 +282,13 @@ func (z *ZTS) owner(r *http.Request, rules *ZTSRules) (map[string]any, error) {
 	case r.TLS == nil:
 		return nil, refuseWith(http.StatusUnauthorized, "the connection is not TLS")
 	}
-	token, err := athenz.VerifyServiceToken(r.Context(), r.Header.Get("Athenz-Principal-Auth"), func(_ context.Context, s athenzname.Service, id string) (crypto.PublicKey, error) {
-		if key := rules.Keys[s.String()+" "+id]; key != nil {
-			return key, nil
-		}
-		return nil, errors.New("there is no such key")
-	})
+	token, err := athenz.VerifyServiceToken(r.Context(), r.Header.Get("Athenz-Principal-Auth"),
+		func(_ context.Context, s athenzname.Service, id string) (crypto.PublicKey, error) {
+			if key := rules.Keys[s.String()+" "+id]; key != nil {
+				return key, nil
+			}
+			return nil, errors.New("there is no such key")
+		})
 	switch {
 	case err != nil:
 		return nil, refuseWith(http.StatusUnauthorized, "%v", err)
@@ -302,7 +308,8 @@ func (z *ZTS) owner(r *http.Request, rules *ZTSRules) (map[string]any, error) {
 		return nil, err
 	}
 	for _, san := range csr.SANs() {
-		if san.Type == pki.DNS && san.Value != service.DNSName(rules.Suffix) && !strings.Contains(san.Value, ".instanceid.athenz.") {
+		if san.Type == pki.DNS && san.Value != service.DNSName(rules.Suffix) && !strings.Contains(san.Value,
+			".instanceid.athenz.") {
 			return nil, refuseWith(http.StatusBadRequest, "the DNS name %q is not that of the service", san.Value)
 		}
 	}
@@ -347,7 +354,8 @@ func (z *ZTS) issue(w http.ResponseWriter, r *http.Request, in *ztsRequest, id s
 		return
 	}
 	if code == http.StatusCreated {
-		w.Header().Set("Location", fmt.Sprintf("/zts/v1/instance/%s/%s/%s/%s", in.Provider, in.Domain, in.Service, body["instanceId"]))
+		w.Header().Set("Location", fmt.Sprintf("/zts/v1/instance/%s/%s/%s/%s", in.Provider, in.Domain, in.Service,
+			body["instanceId"]))
 	}
 	answerJSON(w, code, body)
 }
@@ -363,8 +371,10 @@ func (w *statusWriter) WriteHeader(code int) {
 	w.ResponseWriter.WriteHeader(code)
 }
 
-func (z *ZTS) identity(r *http.Request, in *ztsRequest, id string, presented *x509.Certificate, rules *ZTSRules) (map[string]any, int, error) {
-	in.Provider, in.Domain, in.Service = strings.ToLower(in.Provider), strings.ToLower(in.Domain), strings.ToLower(in.Service)
+func (z *ZTS) identity(r *http.Request, in *ztsRequest, id string, presented *x509.Certificate,
+	rules *ZTSRules) (map[string]any, int, error) {
+	in.Provider, in.Domain, in.Service = strings.ToLower(in.Provider), strings.ToLower(in.Domain), strings.ToLower(
+		in.Service)
 	i, csr, err := z.instance(in, rules)
 	if err != nil {
 		return nil, 0, err
@@ -391,7 +401,9 @@ func (z *ZTS) identity(r *http.Request, in *ztsRequest, id string, presented *x5
 			lifetime = d
 		}
 	}
-	names := slices.DeleteFunc(csr.SANs(), func(n pki.SAN) bool { return n.Type == pki.URI && strings.HasPrefix(n.Value, "athenz://") })
+	names := slices.DeleteFunc(csr.SANs(), func(n pki.SAN) bool {
+		return n.Type == pki.URI && strings.HasPrefix(n.Value, "athenz://")
+	})
 	chain, failure := z.sign(r.Context(), csr, names, min(lifetime, rules.MaxTTL))
 	if failure != nil {
 		return nil, 0, failure
@@ -403,12 +415,14 @@ func (z *ZTS) identity(r *http.Request, in *ztsRequest, id string, presented *x5
 	if presented == nil {
 		code = http.StatusCreated
 	}
-	answer := map[string]any{"provider": in.Provider, "name": i.Service.String(), "instanceId": i.ID, "x509Certificate": string(pki.MarshalCertificatesPEM(chain...))}
+	answer := map[string]any{"provider": in.Provider, "name": i.Service.String(), "instanceId": i.ID,
+		"x509Certificate": string(pki.MarshalCertificatesPEM(chain...))}
 	if !rules.WithoutRoots {
 		answer["x509CertificateSigner"] = string(pki.MarshalCertificatesPEM(z.roots()...))
 	}
 	if in.Token {
-		token, err := athenz.SignServiceToken(athenz.ServiceToken{Service: i.Service, KeyID: "0", KeyService: "zts", Expires: time.Now().Add(24 * time.Hour)}, z.key)
+		token, err := athenz.SignServiceToken(athenz.ServiceToken{Service: i.Service, KeyID: "0", KeyService: "zts",
+			Expires: time.Now().Add(24 * time.Hour)}, z.key)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -435,7 +449,8 @@ func (z *ZTS) instance(in *ztsRequest, rules *ZTSRules) (athenzname.Instance, *p
 		return i, nil, refuseWith(http.StatusBadRequest, "the server is in read-only mode")
 	case err != nil, i.Service.Check() != nil:
 		return i, nil, refuseWith(http.StatusBadRequest, "the provider, domain or service is not a name")
-	case !slices.ContainsFunc(rules.Services, func(s string) bool { return strings.HasPrefix(s, i.Service.Domain+".") }):
+	case !slices.ContainsFunc(rules.Services,
+		func(s string) bool { return strings.HasPrefix(s, i.Service.Domain+".") }):
 		return i, nil, refuseWith(http.StatusNotFound, "the domain %q is not known", i.Service.Domain)
 	case !slices.Contains(rules.Services, i.Service.String()):
 		return i, nil, refuseWith(http.StatusBadRequest, "the service %q is not registered", i.Service)
@@ -474,7 +489,8 @@ func (z *ZTS) checkCSR(csr *pki.CSR, i *athenzname.Instance, in *ztsRequest, rul
 			if asked == "" {
 				asked = "default"
 			}
-			if err != nil || service != i.Service || namespace != "" && (id.TrustDomain().String() != rules.TrustDomain || namespace != asked) {
+			if err != nil || service != i.Service || namespace != "" &&
+				(id.TrustDomain().String() != rules.TrustDomain || namespace != asked) {
 				return refuseWith(http.StatusBadRequest, "the SPIFFE URI %q is not that of the service", san.Value)
 			}
 		case pki.DNS:
@@ -482,8 +498,10 @@ func (z *ZTS) checkCSR(csr *pki.CSR, i *athenzname.Instance, in *ztsRequest, rul
 			if id, is := strings.CutSuffix(name, ".instanceid.athenz"); is && i.ID == "" {
 				i.ID = id
 			}
-			if rest, wild := strings.CutPrefix(san.Value, "*."); !ok || wild && rest != i.Service.DNSName(rules.Suffix) {
-				return refuseWith(http.StatusBadRequest, "the DNS name %q is not below a suffix of the provider", san.Value)
+			if rest, wild := strings.CutPrefix(san.Value, "*."); !ok || wild &&
+				rest != i.Service.DNSName(rules.Suffix) {
+				return refuseWith(http.StatusBadRequest, "the DNS name %q is not below a suffix of the provider",
+					san.Value)
 			}
 		}
 	}
@@ -502,7 +520,8 @@ func (z *ZTS) presents(leaf *x509.Certificate, i athenzname.Instance, id string)
 	case err != nil || principal != i.Service:
 		return refuseWith(http.StatusBadRequest, "the certificate is that of %q", leaf.Subject.CommonName)
 	case i.ID != id || !slices.Contains(leaf.DNSNames, i.InstanceName()):
-		return refuseWith(http.StatusBadRequest, "the instance ID is not that of the path, or not that of the certificate")
+		return refuseWith(http.StatusBadRequest,
+			"the instance ID is not that of the path, or not that of the certificate")
 	}
 	return nil
 }
@@ -548,12 +567,14 @@ func (z *ZTS) remove(w http.ResponseWriter, r *http.Request) {
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	delete(z.records, r.PathValue("provider")+" "+r.PathValue("id")+" "+r.PathValue("domain")+"."+r.PathValue("service"))
+	delete(z.records, r.PathValue("provider")+" "+r.PathValue("id")+" "+r.PathValue("domain")+"."+r.PathValue(
+		"service"))
 	w.WriteHeader(http.StatusNoContent)
 }
 
 // confirm asks the provider, and returns the attributes of its answer.
-func (z *ZTS) confirm(r *http.Request, in *ztsRequest, i athenzname.Instance, csr *pki.CSR, refresh bool, rules *ZTSRules) (map[string]string, error) {
+func (z *ZTS) confirm(r *http.Request, in *ztsRequest, i athenzname.Instance, csr *pki.CSR, refresh bool,
+	rules *ZTSRules) (map[string]string, error) {
 	if rules.Callback == "" {
 		if !refresh && !SameToken(in.AttestationData, z.token) {
 			return nil, refuseWith(http.StatusUnauthorized, "the attestation data is not good")
@@ -594,8 +615,10 @@ func (z *ZTS) confirm(r *http.Request, in *ztsRequest, i athenzname.Instance, cs
 	return z.call(r.Context(), rules.Callback+path, i.Provider, body)
 }
 
-// call posts a confirmation over mutual TLS. The provider's certificate has the name of its service in place of that of its host.
-func (z *ZTS) call(ctx context.Context, url string, provider athenzname.Service, body []byte) (map[string]string, error) {
+// call posts a confirmation over mutual TLS. The provider's certificate has the name of its service in place of that
+// of its host.
+func (z *ZTS) call(ctx context.Context, url string, provider athenzname.Service, body []byte) (map[string]string,
+	error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
@@ -607,7 +630,8 @@ func (z *ZTS) call(ctx context.Context, url string, provider athenzname.Service,
 			for _, c := range state.PeerCertificates[1:] {
 				above.AddCert(c)
 			}
-			if _, err := leaf.Verify(x509.VerifyOptions{Roots: z.ca.Bundle().CertPool(), Intermediates: above}); err != nil {
+			if _, err := leaf.Verify(x509.VerifyOptions{Roots: z.ca.Bundle().CertPool(),
+				Intermediates: above}); err != nil {
 				return err
 			}
 			if leaf.Subject.CommonName != provider.String() {
