@@ -72,7 +72,7 @@ func (m *Manager) metrics(all []Status) *metrics.Set {
 		func(st Status) (float64, bool) { return metrics.Bool(st.Refused != nil), true })
 	s.Totals("svidkit_federation_fetches_total", "The number of fetches, by the outcome.", func(add metrics.Add) {
 		for _, one := range outcomes {
-			add(float64(counts[one.outcome]), "outcome", strings.ReplaceAll(string(one.outcome), " ", "_"))
+			add(float64(counts[one]), "outcome", strings.ReplaceAll(one.name, " ", "_"))
 		}
 	})
 	return s

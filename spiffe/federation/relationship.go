@@ -162,9 +162,4 @@ func display(u *url.URL) string {
 	return s
 }
 
-func hasAuthority(b *spiffe.Bundle) bool {
-	for range b.X509Authorities() {
-		return true
-	}
-	return false
-}
+func hasAuthority(b *spiffe.Bundle) bool { return len(b.Contents().X509Authorities) > 0 }

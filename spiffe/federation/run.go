@@ -6,10 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -41,7 +40,7 @@ type relation struct {
 	err       error          // of the last attempt
 	refused   *spiffe.Bundle
 	offers    bundleorder.Offers // holds a bundle whose number is not plausible
-	loaded    bool               // the stored bundle was looked for
+	loaded    sync.Once          // the stored bundle was looked for
 	saved     *spiffe.Bundle     // the bundle in the store
 }
 
@@ -106,23 +105,18 @@ const mostMissing = 10
 
 // missing returns an error that names the bundles that are missing.
 func (m *Manager) missing() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	all := slices.DeleteFunc(slices.Collect(maps.Values(m.all())), func(r *relation) bool {
-		return r.bundle.Load() != nil
-	})
-	slices.SortFunc(all, func(a, b *relation) int { return strings.Compare(a.e.td.String(), b.e.td.String()) })
+	all := slices.DeleteFunc(m.Status(), func(s Status) bool { return s.Bundle != nil })
 	var err error
-	for i, r := range all {
-		if i == mostMissing {
+	for i, s := range all {
+		why := fmt.Errorf("no bundle of %q: %w", s.TrustDomain, cmp.Or(s.Err, errNoAnswer))
+		switch {
+		case i == 0:
+			err = why
+		case i < mostMissing:
+			err = fmt.Errorf("%w; %w", err, why)
+		case i == mostMissing:
 			err = fmt.Errorf("%w; and %d more", err, len(all)-i)
-			break
 		}
-		why := fmt.Errorf("no bundle of %q: %w", r.e.td, cmp.Or(r.err, errNoAnswer))
-		if err != nil {
-			why = fmt.Errorf("%w; %w", err, why)
-		}
-		err = why
 	}
 	return m.life.NotReady("federation", err, "a bundle was missing")
 }
@@ -276,14 +270,4 @@ func (m *Manager) interval(b *spiffe.Bundle) time.Duration {
 		hint = renew.UsualPoll
 	}
 	return max(min(hint, m.cfg.MaxInterval), m.cfg.MinInterval)
-}
-
-// status returns the state of r. The caller holds mu.
-func (m *Manager) status(r *relation) Status {
-	b := r.bundle.Load()
-	return Status{
-		TrustDomain: r.e.td, URL: r.e.where, Bundle: b, LastSuccess: r.success, NextAttempt: m.loop.Next(r),
-		Fresh:    b != nil && r.Failures() == 0 && r.confirmed == b && time.Since(r.success) <= 2*r.interval,
-		Failures: r.Failures(), Err: r.err, Refused: r.refused,
-	}
 }
