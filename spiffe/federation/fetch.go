@@ -40,10 +40,7 @@ const (
 // A bundle without authorities is a result like any other: nothing of the trust domain is trusted any more.
 // Fetch does not compare sequence numbers; a [Manager] does.
 func Fetch(ctx context.Context, r Relationship, cfg *Config) (*spiffe.Bundle, error) {
-	var o Config
-	if cfg != nil {
-		o = *cfg
-	}
+	o := *cmp.Or(cfg, new(Config))
 	o.withDefaults()
 	e, err := r.check()
 	if err == nil {
@@ -74,7 +71,7 @@ type endpoint struct {
 
 // borrows reports whether the bundle of another relationship of the same Manager verifies the endpoint.
 func (e *endpoint) borrows() bool {
-	return !e.id.IsZero() && e.initial == nil && e.bundles == nil
+	return !e.id.IsZero() && e.bundles == nil
 }
 
 // anchorsIn returns an error if e needs the bundle of another relationship and all lacks it.

@@ -25,11 +25,9 @@ func (m *Manager) Report() report.Report {
 	all := m.Status()
 	r := report.Report{Metrics: func(w io.Writer) error { return m.metrics(all).Write(w) }}
 	for _, st := range all {
-		b := report.Bundle{TrustDomain: st.TrustDomain.String(), Origin: st.URL}
+		b := report.Bundle{TrustDomain: st.TrustDomain.String(), Origin: st.URL, Err: errNotFetched(st.TrustDomain)}
 		if st.Bundle != nil {
 			b = sourcereport.Bundle(st.Bundle, st.URL)
-		} else {
-			b.Err = errNotFetched(st.TrustDomain)
 		}
 		r.Bundles = append(r.Bundles, b)
 		r.Upstreams = append(r.Upstreams, report.Upstream{

@@ -205,10 +205,15 @@ func (m *Manager) note(rel *relation, have *spiffe.Bundle, a answer, failed *fet
 // wait returns how long to wait after an attempt, which sent nothing if no authority could verify the endpoint. The
 // caller holds mu.
 func (m *Manager) wait(rel *relation, unasked bool) time.Duration {
-	rel.interval = m.interval(rel.bundle.Load())
-	if rel.offers.Held() != nil { // a refresh hint of a day would make it last for days
-		rel.interval = max(min(rel.interval, renew.UsualPoll), m.cfg.MinInterval)
+	var hint time.Duration // none without a bundle
+	if b := rel.bundle.Load(); b != nil {
+		hint, _ = b.RefreshHint()
+		hint = cmp.Or(hint, renew.UsualPoll)
 	}
+	if rel.offers.Held() != nil { // a refresh hint of a day would make it last for days
+		hint = min(hint, renew.UsualPoll)
+	}
+	rel.interval = max(min(hint, m.cfg.MaxInterval), m.cfg.MinInterval)
 	if unasked && rel.e.borrows() {
 		if rel.e.anchored() == nil {
 			return 0 // the authorities arrived during the attempt
@@ -258,16 +263,4 @@ func (m *Manager) apply(rel *relation, a answer) (outcome, *fetchError) {
 	rel.etag, rel.etagOf = a.etag, a.bundle
 	m.publish(rel, a.bundle)
 	return end, nil
-}
-
-// interval returns how long to wait after an attempt while b is in force.
-func (m *Manager) interval(b *spiffe.Bundle) time.Duration {
-	if b == nil {
-		return m.cfg.MinInterval
-	}
-	hint, ok := b.RefreshHint()
-	if !ok {
-		hint = renew.UsualPoll
-	}
-	return max(min(hint, m.cfg.MaxInterval), m.cfg.MinInterval)
 }
