@@ -42,11 +42,8 @@ func (c *rawConn) Close() error {
 	return c.Conn.Close()
 }
 
-// verified implements accepted.
+// verified gets the other side from the handshake.
 func (c *rawConn) verified(p proof, cs tls.ConnectionState) { c.proof, c.state = p, cs }
-
-// above implements accepted.
-func (c *rawConn) above() *tls.Conn { return c.tls }
 
 func (c *rawConn) key() any { return c }
 func (c *rawConn) cut()     { _ = c.Conn.Close() }

@@ -240,22 +240,17 @@ func (c *Config) check() error {
 	return nil
 }
 
-var errZero = errors.New("the Endpoint is a zero value: New makes one")
-
-// asServer returns an error if e cannot be a server.
-func (e *Endpoint) asServer() error {
-	if e.log == nil {
-		return errZero
+// meets returns an error if e can have no peers in a role. A server has clients, and a client has servers.
+func (e *Endpoint) meets(peers spiffe.Role) error {
+	switch {
+	case e.log == nil:
+		return errors.New("the Endpoint is a zero value: New makes one")
+	case peers == spiffe.ClientRole:
+		return e.noServer
+	case peers == spiffe.ServerRole:
+		return e.noClient
 	}
-	return e.noServer
-}
-
-// asClient returns an error if e cannot be a client.
-func (e *Endpoint) asClient() error {
-	if e.log == nil {
-		return errZero
-	}
-	return e.noClient
+	return errors.New("the role is neither that of a client nor that of a server")
 }
 
 // noServer returns an error if there can be no server.
@@ -325,7 +320,8 @@ func (e *Endpoint) prepare() (err error) {
 	if e.noServer == nil {
 		server := e.serverConfig()
 		server.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-			return e.configFor(server, hello, hello.Conn.(*rawConn)), nil
+			raw := hello.Conn.(*rawConn)
+			return e.configFor(server, hello, raw.tls, raw.verified)
 		}
 		e.server = func() *tls.Config { return server }
 	}
@@ -342,7 +338,7 @@ func (e *Endpoint) prepare() (err error) {
 // empty Certificates) and ClientAuth, and may wrap VerifyConnection. Keep both WrapSession and
 // UnwrapSession, or neither. Clones use the ticket keys of the original: call SetSessionTicketKeys on the original.
 func (e *Endpoint) ServerConfig() (*tls.Config, error) {
-	if err := e.asServer(); err != nil {
+	if err := e.meets(spiffe.ClientRole); err != nil {
 		return nil, fmt.Errorf("spiffetls: server: %w", err)
 	}
 	if e.config.Governor != nil {
@@ -358,13 +354,7 @@ func (e *Endpoint) ServerConfig() (*tls.Config, error) {
 		}
 		return cert, nil
 	}
-	c.VerifyConnection = func(cs tls.ConnectionState) error {
-		err := verify(cs)
-		if err == nil {
-			e.config.Metrics.good(true, cs.DidResume)
-		}
-		return e.failed(true, "", err)
-	}
+	c.VerifyConnection = func(cs tls.ConnectionState) error { return e.ended(true, "", cs.DidResume, verify(cs)) }
 	return c, nil
 }
 
@@ -381,7 +371,7 @@ func (e *Endpoint) ServerConfig() (*tls.Config, error) {
 // GetCertificate, nor GetConfigForClient set in Config"). The caller may change it before it is used, except
 // GetClientCertificate (with empty Certificates) and InsecureSkipVerify, and may wrap VerifyConnection.
 func (e *Endpoint) ClientConfig() (*tls.Config, error) {
-	err := e.asClient()
+	err := e.meets(spiffe.ServerRole)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("spiffetls: client: %w", err)
@@ -403,25 +393,19 @@ func (e *Endpoint) ClientConfig() (*tls.Config, error) {
 	c.InsecureSkipVerify = true
 	c.VerifyConnection = func(cs tls.ConnectionState) error {
 		_, err := e.verify(cs, spiffe.ServerRole, hostport{})
-		if err == nil {
-			e.config.Metrics.good(false, cs.DidResume)
-		}
-		return e.failed(false, cs.ServerName, err)
+		return e.ended(false, cs.ServerName, cs.DidResume, err)
 	}
 	return c, nil
 }
 
 // baseConfig returns the part that both sides share.
 func (e *Endpoint) baseConfig() *tls.Config {
-	c := &tls.Config{
-		MinVersion: e.config.MinVersion,
-		NextProtos: slices.Clone(e.config.NextProtos),
-		Time:       e.config.Now,
+	return &tls.Config{
+		MinVersion:   e.config.MinVersion,
+		CipherSuites: tlsalert.Suites(),
+		NextProtos:   slices.Clone(e.config.NextProtos),
+		Time:         e.config.Now,
 	}
-	if c.MinVersion < tls.VersionTLS13 {
-		c.CipherSuites = tlsalert.Suites()
-	}
-	return c
 }
 
 // now returns the time. The endpoint is nil in a test without a connection.
