@@ -118,10 +118,11 @@ func (e *Endpoint) handshake(ctx context.Context, below net.Conn, d dialing, add
 	}
 	defer cancel()
 	conn, err := tlsalert.Client(hctx, raw, e.configAt(d.config, addressOf(addr), raw), d.first)
-	if err = e.ended(false, addr, raw.state.DidResume, err); err != nil {
-		return nil, err
+	if err != nil {
+		return nil, e.failed(false, addr, err)
 	}
-	e.govern(raw, spiffe.ServerRole, remote(below), raw.proof, raw.state)
+	_ = e.ended(false, addr, conn.ConnectionState().DidResume, nil)
+	e.govern(raw, spiffe.ServerRole, remote(below), raw.proof)
 	return conn, nil
 }
 
@@ -136,7 +137,7 @@ func (e *Endpoint) configAt(base *tls.Config, at hostport, raw *rawConn) *tls.Co
 		if err == nil && base.VerifyConnection != nil {
 			err = base.VerifyConnection(cs)
 		}
-		raw.verified(p, cs)
+		raw.proof = p
 		return err
 	}
 	return c

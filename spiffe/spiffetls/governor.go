@@ -3,8 +3,6 @@ package spiffetls
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"log/slog"
 	"maps"
@@ -103,8 +101,7 @@ func (g *Governor) grace() time.Duration    { return max(0, cmp.Or(g.Grace, 30*t
 // governed is one connection.
 type governed struct {
 	e      *Endpoint
-	role   spiffe.Role         // of the peer
-	chain  []*x509.Certificate // as presented
+	role   spiffe.Role // of the peer
 	remote string
 	proof
 	link   link
@@ -127,13 +124,13 @@ type link interface {
 
 // govern puts a connection under the Governor, if there is one. The Governor judges it once more, as the sources may
 // have changed since the handshake.
-func (e *Endpoint) govern(l link, role spiffe.Role, remote string, p proof, cs tls.ConnectionState) {
+func (e *Endpoint) govern(l link, role spiffe.Role, remote string, p proof) {
 	g, now := e.config.Governor, time.Now()
 	if g == nil {
 		return
 	}
 	c := &governed{
-		e: e, role: role, chain: cs.PeerCertificates, remote: remote, proof: p, link: l, since: now,
+		e: e, role: role, remote: remote, proof: p, link: l, since: now,
 		spread: time.Duration(rand.Float64() * float64(max(0, cmp.Or(g.Jitter, 10*time.Second)))),
 	}
 	c.at = g.farewell(c, now)
@@ -221,8 +218,10 @@ func changesOf(conns []*governed) (all []<-chan struct{}) {
 		endpoints[c.e] = true
 	}
 	for e := range endpoints {
-		for _, source := range e.changers {
-			all = append(all, source.Changed())
+		for _, source := range e.sources {
+			if s, ok := source.(interface{ Changed() <-chan struct{} }); ok {
+				all = append(all, s.Changed())
+			}
 		}
 	}
 	return all

@@ -197,11 +197,12 @@ func (e *Endpoint) webCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate,
 
 // proof is the identity or name that the other side has proved in a handshake.
 type proof struct {
-	peer     *spiffe.Peer // nil for a client without a certificate, and for a web server
-	name     string       // of a web server
-	addr     hostport     // of a server, if it is known
-	notAfter time.Time    // zero for a client without a certificate
-	own      time.Time    // when the certificate that a server has presented expires; zero if that is not known
+	chain    []*x509.Certificate // as presented
+	peer     *spiffe.Peer        // nil for a client without a certificate, and for a web server
+	name     string              // of a web server
+	addr     hostport            // of a server, if it is known
+	notAfter time.Time           // zero for a client without a certificate
+	own      time.Time           // when the certificate that a server has presented expires; zero if that is not known
 }
 
 // String names the other side in logs.
@@ -217,6 +218,7 @@ func (p proof) String() string {
 func (e *Endpoint) verify(cs tls.ConnectionState, role spiffe.Role, at hostport) (proof, error) {
 	p, err := e.judge(cs.PeerCertificates, role, cs.ServerName, at)
 	if err == nil {
+		p.chain = cs.PeerCertificates
 		return p, nil
 	}
 	he := &HandshakeError{Server: role == spiffe.ClientRole, Err: err, refused: true, hint: e.clockHint(err)}

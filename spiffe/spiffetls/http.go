@@ -110,7 +110,7 @@ func (c *connection) verified(p proof, cs tls.ConnectionState) {
 	c.peer.Store(p.peer) // requests are read only after a successful handshake
 	c.h2 = cs.NegotiatedProtocol == "h2"
 	if tc, g := c.tls.Value(), c.e.config.Governor; tc != nil && g != nil {
-		c.e.govern(c, spiffe.ClientRole, remote(tc), p, cs)
+		c.e.govern(c, spiffe.ClientRole, remote(tc), p)
 		runtime.AddCleanup(tc, g.remove, c.key())
 	}
 }

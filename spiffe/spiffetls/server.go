@@ -140,6 +140,6 @@ func (e *Endpoint) Server(ctx context.Context, below net.Conn) (*tls.Conn, error
 		_ = below.Close()
 		return nil, err
 	}
-	e.govern(raw, spiffe.ClientRole, remote(below), raw.proof, raw.state)
+	e.govern(raw, spiffe.ClientRole, remote(below), raw.proof)
 	return raw.tls, nil
 }

@@ -180,12 +180,12 @@ type Config struct {
 // Endpoint makes the TLS connections of a program, as a server and as a client. [New] makes one. It never changes and
 // is safe for concurrent use.
 type Endpoint struct {
-	config   Config
-	clients  *spiffe.Verifier // nil without an Allow
-	servers  *spiffe.Verifier // before their policy in hosts, if there are hosts
-	hosts    hosts            // nil without
-	log      *ratelog.Log
-	changers []changer // the sources that announce changes
+	config  Config
+	clients *spiffe.Verifier // nil without an Allow
+	servers *spiffe.Verifier // before their policy in hosts, if there are hosts
+	hosts   hosts            // nil without
+	log     *ratelog.Log
+	sources []any // of bundles and policies; some announce changes
 
 	// Listener and Server use server, which is nil if e cannot be a server. It is a function, as a configuration may
 	// hold a key and fmt prints fields.
@@ -193,9 +193,6 @@ type Endpoint struct {
 
 	noServer, noClient error // why e cannot be one
 }
-
-// changer is a source that announces changes.
-type changer interface{ Changed() <-chan struct{} }
 
 // New returns an Endpoint that can be a server, a client, or both. It copies the Config. If the Config lacks
 // something that a server or a client needs, the methods for that side return an error, or New if neither side can
@@ -308,14 +305,9 @@ func (e *Endpoint) prepare() (err error) {
 			return err
 		}
 	}
-	sources := []any{c.Peers, c.Allow}
+	e.sources = []any{c.Peers, c.Allow}
 	for _, policy := range e.hosts {
-		sources = append(sources, policy)
-	}
-	for _, source := range sources {
-		if s, ok := source.(changer); ok {
-			e.changers = append(e.changers, s)
-		}
+		e.sources = append(e.sources, policy)
 	}
 	if e.noServer == nil {
 		server := e.serverConfig()
@@ -346,9 +338,9 @@ func (e *Endpoint) ServerConfig() (*tls.Config, error) {
 			"use ConfigureServer, Listener or Server")
 	}
 	c := e.serverConfig()
-	certificate, verify := c.GetCertificate, c.VerifyConnection
+	verify := c.VerifyConnection
 	c.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-		cert, err := certificate(hello)
+		cert, err := e.certificate(true, hello)
 		if err != nil {
 			return nil, e.failed(true, remote(hello.Conn), err)
 		}
@@ -383,9 +375,8 @@ func (e *Endpoint) ClientConfig() (*tls.Config, error) {
 			"use an Endpoint for one host, or Transport, DialContext or Client")
 	}
 	c := e.clientConfig()
-	certificate := c.GetClientCertificate
-	c.GetClientCertificate = func(cri *tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		cert, err := certificate(cri)
+	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		cert, err := e.certificate(false, nil)
 		return cert, e.failed(false, "", err)
 	}
 	// This turns off crypto/tls's check of the host name and roots, which does not fit SVIDs: they carry an ID, and

@@ -63,8 +63,8 @@ func (e *Endpoint) resumable(ss *tls.SessionState) bool {
 			continue
 		}
 		client, err := x509.ParseCertificates(entry[fixed:])
-		if err != nil || !bytes.Equal(entry, e.ticketEntry(client)) { // this server has another certificate now, or none
-			return false
+		if err != nil || !bytes.Equal(entry, e.ticketEntry(client)) {
+			return false // this server has another certificate now, or none
 		}
 		_, err = e.judge(client, spiffe.ClientRole, "", hostport{})
 		return err == nil
