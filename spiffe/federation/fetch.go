@@ -33,7 +33,7 @@ const (
 //
 // The error names the trust domain, the URL and the cause. It wraps a [*spiffe.VerifyError], a
 // [*tls.CertificateVerificationError] or the error of a [spiffe.BundleSource] if the endpoint did not authenticate
-// by its profile; [context.DeadlineExceeded] if the fetch took too long; [spiffe.ErrTooLarge], or a
+// by its profile; [context.DeadlineExceeded] if the fetch took longer than the Timeout; [spiffe.ErrTooLarge], or a
 // [*spiffe.ParseError], for an answer that is not a bundle document; the cause of the caller's context; or an error
 // of the network.
 //
