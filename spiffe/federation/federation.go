@@ -404,8 +404,13 @@ func (m *Manager) Status() []Status {
 	m.mu.Lock()
 	relations := m.all()
 	all := make([]Status, 0, len(relations))
-	for _, r := range relations {
-		all = append(all, m.status(r))
+	for td, r := range relations {
+		b := r.bundle.Load()
+		fresh := b != nil && r.Failures() == 0 && r.confirmed == b && time.Since(r.success) <= 2*r.interval
+		all = append(all, Status{
+			TrustDomain: td, URL: r.e.where, Bundle: b, Fresh: fresh, LastSuccess: r.success,
+			NextAttempt: m.loop.Next(r), Failures: r.Failures(), Err: r.err, Refused: r.refused,
+		})
 	}
 	m.mu.Unlock()
 	slices.SortFunc(all, func(a, b Status) int {

@@ -33,17 +33,14 @@ const (
 //
 // The error names the trust domain, the URL and the cause. It wraps a [*spiffe.VerifyError], a
 // [*tls.CertificateVerificationError] or the error of a [spiffe.BundleSource] if the endpoint did not authenticate
-// by its profile; [context.DeadlineExceeded] if the fetch took too long; [spiffe.ErrTooLarge], or a
+// by its profile; [context.DeadlineExceeded] if the fetch took longer than the Timeout; [spiffe.ErrTooLarge], or a
 // [*spiffe.ParseError], for an answer that is not a bundle document; the cause of the caller's context; or an error
 // of the network.
 //
 // A bundle without authorities is a result like any other: nothing of the trust domain is trusted any more.
 // Fetch does not compare sequence numbers; a [Manager] does.
 func Fetch(ctx context.Context, r Relationship, cfg *Config) (*spiffe.Bundle, error) {
-	var o Config
-	if cfg != nil {
-		o = *cfg
-	}
+	o := *cmp.Or(cfg, new(Config))
 	o.withDefaults()
 	e, err := r.check()
 	if err == nil {
@@ -57,7 +54,7 @@ func Fetch(ctx context.Context, r Relationship, cfg *Config) (*spiffe.Bundle, er
 		e.log(ctx, &o, a, failed, nil, outcomeFailed)
 		return nil, failed
 	}
-	e.log(ctx, &o, a, nil, a.bundle, "fetched")
+	e.log(ctx, &o, a, nil, a.bundle, outcome{name: "fetched"})
 	return a.bundle, nil
 }
 
@@ -74,7 +71,7 @@ type endpoint struct {
 
 // borrows reports whether the bundle of another relationship of the same Manager verifies the endpoint.
 func (e *endpoint) borrows() bool {
-	return !e.id.IsZero() && e.initial == nil && e.bundles == nil
+	return !e.id.IsZero() && e.bundles == nil
 }
 
 // anchorsIn returns an error if e needs the bundle of another relationship and all lacks it.
@@ -102,8 +99,9 @@ type tag struct{ value, url string }
 // fetch fetches the bundle once. With an etag the answer may be that the bundle is not modified. Each request has a
 // connection of its own, and the first goes to the configured URL: removed authorities count at once, and redirects
 // are not remembered (SPIFFE Federation section 5.2).
-func (e *endpoint) fetch(parent context.Context, o *Config, etag tag) (a answer, failed *fetchError) {
-	ctx, cancel := context.WithTimeout(parent, o.Timeout)
+func (e *endpoint) fetch(ctx context.Context, o *Config, etag tag) (a answer, failed *fetchError) {
+	ctx, cancel := context.WithTimeoutCause(ctx, o.Timeout,
+		fmt.Errorf("not done within %v: %w", o.Timeout, context.DeadlineExceeded))
 	defer cancel()
 	a.url = e.where
 	err := e.anchored()
@@ -113,8 +111,7 @@ func (e *endpoint) fetch(parent context.Context, o *Config, etag tag) (a answer,
 		err = e.follow(ctx, o, etag, &a)
 	}
 	if err != nil {
-		err = classify(parent, ctx, o, err)
-		failed = &fetchError{TrustDomain: e.td, URL: a.url, Err: err}
+		failed = &fetchError{TrustDomain: e.td, URL: a.url, Err: classify(ctx, err)}
 	}
 	return a, failed
 }
@@ -273,54 +270,41 @@ func (e *endpoint) clientConfig(host string) (*tls.Config, error) {
 }
 
 // classify returns an error of a fetch with its cause, as [Fetch] lists them.
-func classify(parent, ctx context.Context, o *Config, err error) error {
+func classify(ctx context.Context, err error) error {
 	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	_, unverified := errors.AsType[*spiffe.VerifyError](err)
 	_, unread := errors.AsType[*spiffe.ParseError](err)
 	switch {
 	case untrusted || unverified:
 		return fmt.Errorf("%w: %w", errNotAuthenticated, err)
-	case errors.Is(err, spiffe.ErrTooLarge), errors.Is(err, errRedirect), errors.Is(err, errNotAuthenticated), unread:
+	case errors.Is(err, spiffe.ErrTooLarge), errors.Is(err, errRedirect), errors.Is(err, errNotAuthenticated), unread,
+		ctx.Err() == nil:
 		return err
-	case errors.Is(parent.Err(), context.DeadlineExceeded):
-		return fmt.Errorf("not done in the caller's time: %w: %w", context.DeadlineExceeded, context.Cause(parent))
-	case parent.Err() != nil:
-		return context.Cause(parent)
-	case ctx.Err() != nil:
-		return fmt.Errorf("not done within %v: %w", o.Timeout, context.DeadlineExceeded)
 	}
-	return err
+	return context.Cause(ctx)
 }
 
 // outcome is the outcome of an attempt, for logs and metrics.
-type outcome string
+type outcome struct{ name, warning string }
 
-const (
-	outcomeNew         outcome = "new"
-	outcomeClash       outcome = "new with the old sequence number"
-	outcomeUnchanged   outcome = "unchanged"
-	outcomeNotModified outcome = "not modified"
-	outcomeOvertaken   outcome = "overtaken by an operator"
-	outcomeRefused     outcome = "refused"
-	outcomeHeld        outcome = "held"
-	outcomePrevailed   outcome = "new after it was held"
-	outcomeFailed      outcome = "failed"
+var (
+	outcomeNew   = outcome{name: "new"}
+	outcomeClash = outcome{"new with the old sequence number",
+		"the publisher changed the bundle and kept its sequence number"}
+	outcomeUnchanged   = outcome{name: "unchanged"}
+	outcomeNotModified = outcome{name: "not modified"}
+	outcomeOvertaken   = outcome{name: "overtaken by an operator"}
+	outcomeRefused     = outcome{"refused", "bundle refused for its sequence number"}
+	outcomeHeld        = outcome{"held", "bundle refused for its sequence number"}
+	outcomePrevailed   = outcome{"new after it was held",
+		"bundle with an implausible sequence number accepted, as the endpoint insists"}
+	outcomeFailed = outcome{"failed", "bundle not fetched"}
 )
 
-// outcomes lists all outcomes, with the warning for each.
-var outcomes = []struct {
-	outcome outcome
-	warning string
-}{
-	{outcomeNew, ""},
-	{outcomeClash, "federation: the publisher changed the bundle and kept its sequence number"},
-	{outcomeUnchanged, ""},
-	{outcomeNotModified, ""},
-	{outcomeOvertaken, ""},
-	{outcomeRefused, "federation: bundle refused for its sequence number"},
-	{outcomeHeld, "federation: bundle refused for its sequence number"},
-	{outcomePrevailed, "federation: bundle with an implausible sequence number accepted, as the endpoint insists"},
-	{outcomeFailed, "federation: bundle not fetched"},
+// outcomes are those of a Manager.
+var outcomes = []outcome{
+	outcomeNew, outcomeClash, outcomeUnchanged, outcomeNotModified, outcomeOvertaken, outcomeRefused, outcomeHeld,
+	outcomePrevailed, outcomeFailed,
 }
 
 // log logs a fetch. b is the bundle in force now, and may be nil.
@@ -331,7 +315,7 @@ func (e *endpoint) log(
 	if a.url != e.where {
 		attrs = append(attrs, slog.String("redirected_to", a.url))
 	}
-	attrs = append(attrs, slog.String("peer", cmp.Or(a.peer, "none")), slog.String("outcome", string(end)))
+	attrs = append(attrs, slog.String("peer", cmp.Or(a.peer, "none")), slog.String("outcome", end.name))
 	if b != nil {
 		attrs = append(attrs, describe(b)...)
 	}
@@ -343,33 +327,21 @@ func (e *endpoint) log(
 			attrs = append(attrs, slog.Int("skipped", len(skipped)), slog.Any("first_skipped", skipped[0]))
 		}
 	}
-	var warning string
-	for _, one := range outcomes {
-		if one.outcome == end {
-			warning = one.warning
-		}
-	}
+	level, message := slog.LevelWarn, end.warning
 	if failed == nil && b != nil && a.bundle != nil && !hasAuthority(b) {
-		warning = "federation: bundle has no X.509 authority: every X.509-SVID of the trust domain is revoked"
+		message = "bundle has no X.509 authority: every X.509-SVID of the trust domain is revoked"
 	}
-	level := slog.LevelWarn
-	if warning == "" {
-		level, warning = slog.LevelInfo, "federation: bundle fetched"
+	if message == "" {
+		level, message = slog.LevelInfo, "bundle fetched"
 	}
-	o.Logger.LogAttrs(ctx, level, warning, append(attrs, more...)...)
+	o.Logger.LogAttrs(ctx, level, "federation: "+message, append(attrs, more...)...)
 }
 
 func describe(b *spiffe.Bundle) []slog.Attr {
-	n := 0
-	for range b.X509Authorities() {
-		n++
-	}
-	for range b.JWTAuthorities() {
-		n++
-	}
-	attrs := []slog.Attr{slog.Int("authorities", n)}
-	if seq, ok := b.Sequence(); ok {
-		attrs = append(attrs, slog.Uint64("sequence", seq))
+	c := b.Contents()
+	attrs := []slog.Attr{slog.Int("authorities", len(c.X509Authorities)+len(c.JWTAuthorities))}
+	if c.Sequence != nil {
+		attrs = append(attrs, slog.Uint64("sequence", *c.Sequence))
 	}
 	return attrs
 }

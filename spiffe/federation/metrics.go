@@ -25,11 +25,9 @@ func (m *Manager) Report() report.Report {
 	all := m.Status()
 	r := report.Report{Metrics: func(w io.Writer) error { return m.metrics(all).Write(w) }}
 	for _, st := range all {
-		b := report.Bundle{TrustDomain: st.TrustDomain.String(), Origin: st.URL}
+		b := report.Bundle{TrustDomain: st.TrustDomain.String(), Origin: st.URL, Err: errNotFetched(st.TrustDomain)}
 		if st.Bundle != nil {
 			b = sourcereport.Bundle(st.Bundle, st.URL)
-		} else {
-			b.Err = errNotFetched(st.TrustDomain)
 		}
 		r.Bundles = append(r.Bundles, b)
 		r.Upstreams = append(r.Upstreams, report.Upstream{
@@ -72,7 +70,7 @@ func (m *Manager) metrics(all []Status) *metrics.Set {
 		func(st Status) (float64, bool) { return metrics.Bool(st.Refused != nil), true })
 	s.Totals("svidkit_federation_fetches_total", "The number of fetches, by the outcome.", func(add metrics.Add) {
 		for _, one := range outcomes {
-			add(float64(counts[one.outcome]), "outcome", strings.ReplaceAll(string(one.outcome), " ", "_"))
+			add(float64(counts[one]), "outcome", strings.ReplaceAll(one.name, " ", "_"))
 		}
 	})
 	return s

@@ -38,7 +38,7 @@ type plan struct {
 	roots   *x509.CertPool      // https_web: nil for the roots of the host
 	id      spiffe.ID           // https_spiffe; zero for https_web
 	initial *spiffe.Bundle      // for a self-serving endpoint
-	bundles spiffe.BundleSource // for another endpoint; nil for the Manager
+	bundles spiffe.BundleSource // verifies the endpoint; nil for the Manager
 }
 
 // Web is the profile https_web: the endpoint has a certificate for the host of its URL, by DNS name
@@ -91,7 +91,7 @@ func (s SPIFFE) plan(td spiffe.TrustDomain) (p plan, reason string) {
 	case !hasAuthority(s.Initial):
 		return p, "SPIFFE.Initial has no X.509 authority, so that no endpoint could be verified"
 	}
-	return plan{id: s.EndpointID, initial: s.Initial}, ""
+	return plan{id: s.EndpointID, initial: s.Initial, bundles: s.Initial}, ""
 }
 
 // relationshipError returns an error about the relationship with td.
@@ -129,9 +129,6 @@ func (r Relationship) check() (*endpoint, error) {
 	if r.JWKS {
 		e.parse = spiffe.ParseJWKS
 	}
-	if p.initial != nil {
-		e.source = p.initial
-	}
 	return e, nil
 }
 
@@ -162,9 +159,4 @@ func display(u *url.URL) string {
 	return s
 }
 
-func hasAuthority(b *spiffe.Bundle) bool {
-	for range b.X509Authorities() {
-		return true
-	}
-	return false
-}
+func hasAuthority(b *spiffe.Bundle) bool { return len(b.Contents().X509Authorities) > 0 }

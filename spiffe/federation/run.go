@@ -6,10 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -41,7 +40,7 @@ type relation struct {
 	err       error          // of the last attempt
 	refused   *spiffe.Bundle
 	offers    bundleorder.Offers // holds a bundle whose number is not plausible
-	loaded    bool               // the stored bundle was looked for
+	loaded    sync.Once          // the stored bundle was looked for
 	saved     *spiffe.Bundle     // the bundle in the store
 }
 
@@ -106,23 +105,18 @@ const mostMissing = 10
 
 // missing returns an error that names the bundles that are missing.
 func (m *Manager) missing() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	all := slices.DeleteFunc(slices.Collect(maps.Values(m.all())), func(r *relation) bool {
-		return r.bundle.Load() != nil
-	})
-	slices.SortFunc(all, func(a, b *relation) int { return strings.Compare(a.e.td.String(), b.e.td.String()) })
+	all := slices.DeleteFunc(m.Status(), func(s Status) bool { return s.Bundle != nil })
 	var err error
-	for i, r := range all {
-		if i == mostMissing {
+	for i, s := range all {
+		why := fmt.Errorf("no bundle of %q: %w", s.TrustDomain, cmp.Or(s.Err, errNoAnswer))
+		switch {
+		case i == 0:
+			err = why
+		case i < mostMissing:
+			err = fmt.Errorf("%w; %w", err, why)
+		case i == mostMissing:
 			err = fmt.Errorf("%w; and %d more", err, len(all)-i)
-			break
 		}
-		why := fmt.Errorf("no bundle of %q: %w", r.e.td, cmp.Or(r.err, errNoAnswer))
-		if err != nil {
-			why = fmt.Errorf("%w; %w", err, why)
-		}
-		err = why
 	}
 	return m.life.NotReady("federation", err, "a bundle was missing")
 }
@@ -211,10 +205,15 @@ func (m *Manager) note(rel *relation, have *spiffe.Bundle, a answer, failed *fet
 // wait returns how long to wait after an attempt, which sent nothing if no authority could verify the endpoint. The
 // caller holds mu.
 func (m *Manager) wait(rel *relation, unasked bool) time.Duration {
-	rel.interval = m.interval(rel.bundle.Load())
-	if rel.offers.Held() != nil { // a refresh hint of a day would make it last for days
-		rel.interval = max(min(rel.interval, renew.UsualPoll), m.cfg.MinInterval)
+	var hint time.Duration // none without a bundle
+	if b := rel.bundle.Load(); b != nil {
+		hint, _ = b.RefreshHint()
+		hint = cmp.Or(hint, renew.UsualPoll)
 	}
+	if rel.offers.Held() != nil { // a refresh hint of a day would make it last for days
+		hint = min(hint, renew.UsualPoll)
+	}
+	rel.interval = max(min(hint, m.cfg.MaxInterval), m.cfg.MinInterval)
 	if unasked && rel.e.borrows() {
 		if rel.e.anchored() == nil {
 			return 0 // the authorities arrived during the attempt
@@ -264,26 +263,4 @@ func (m *Manager) apply(rel *relation, a answer) (outcome, *fetchError) {
 	rel.etag, rel.etagOf = a.etag, a.bundle
 	m.publish(rel, a.bundle)
 	return end, nil
-}
-
-// interval returns how long to wait after an attempt while b is in force.
-func (m *Manager) interval(b *spiffe.Bundle) time.Duration {
-	if b == nil {
-		return m.cfg.MinInterval
-	}
-	hint, ok := b.RefreshHint()
-	if !ok {
-		hint = renew.UsualPoll
-	}
-	return max(min(hint, m.cfg.MaxInterval), m.cfg.MinInterval)
-}
-
-// status returns the state of r. The caller holds mu.
-func (m *Manager) status(r *relation) Status {
-	b := r.bundle.Load()
-	return Status{
-		TrustDomain: r.e.td, URL: r.e.where, Bundle: b, LastSuccess: r.success, NextAttempt: m.loop.Next(r),
-		Fresh:    b != nil && r.Failures() == 0 && r.confirmed == b && time.Since(r.success) <= 2*r.interval,
-		Failures: r.Failures(), Err: r.err, Refused: r.refused,
-	}
 }

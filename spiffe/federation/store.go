@@ -41,41 +41,36 @@ func (m *Manager) stored(f func(dir *store.Folder) error) error {
 	return nil
 }
 
-// load puts the stored bundle of r in force, if there is none yet.
+// load puts the stored bundle of r in force, if there is none yet. Only the first call reads the store.
 func (m *Manager) load(ctx context.Context, r *relation) {
-	m.mu.Lock()
-	loaded := r.loaded
-	r.loaded = true
-	m.mu.Unlock()
-	if loaded {
-		return
-	}
-	var b *spiffe.Bundle
-	err := m.stored(func(dir *store.Folder) error {
-		doc, err := dir.Read(fileName(r.e.td), jws.MaxSetSize, false)
-		if err == nil {
-			b, err = spiffe.ParseBundle(r.e.td, doc)
+	r.loaded.Do(func() {
+		var b *spiffe.Bundle
+		err := m.stored(func(dir *store.Folder) error {
+			doc, err := dir.Read(fileName(r.e.td), jws.MaxSetSize, false)
+			if err == nil {
+				b, err = spiffe.ParseBundle(r.e.td, doc)
+			}
+			return err
+		})
+		td := slog.String("trust_domain", r.e.td.String())
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "federation: stored bundle ignored", td, slog.Any("err", err))
+		} else if b != nil && m.use(r, b) {
+			m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "federation: stored bundle loaded", append(describe(b), td)...)
 		}
-		return err
 	})
-	td := slog.String("trust_domain", r.e.td.String())
-	switch {
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		m.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "federation: stored bundle ignored", td, slog.Any("err", err))
-		return
-	case b == nil:
-		return
-	}
+}
+
+// use puts a stored bundle in force, and reports whether it did.
+func (m *Manager) use(r *relation, b *spiffe.Bundle) bool {
 	m.mu.Lock()
-	used := !r.Removed() && r.bundle.Load() == nil
-	if used {
-		r.saved = b
-		m.publish(r, b)
+	defer m.mu.Unlock()
+	if r.Removed() || r.bundle.Load() != nil {
+		return false
 	}
-	m.mu.Unlock()
-	if used {
-		m.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "federation: stored bundle loaded", append(describe(b), td)...)
-	}
+	r.saved = b
+	m.publish(r, b)
+	return true
 }
 
 // save stores the bundle of r if it is not stored yet. A failure is tried again after the next fetch.

@@ -1,6 +1,7 @@
 package spiffetls
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -20,7 +21,7 @@ import (
 // whose server is verified; see [PeerFromConn]. Connecting takes at most 30 seconds, and the handshake at most
 // HandshakeTimeout. An address without a policy in Hosts is not dialled. Sessions are not resumed.
 func (e *Endpoint) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	if err := e.asClient(); err != nil {
+	if err := e.meets(spiffe.ServerRole); err != nil {
 		return nil, fmt.Errorf("spiffetls: dial: %w", err)
 	}
 	d := dialing{newNetDialer().DialContext, e.clientConfig(), e.config.HandshakeTimeout, 0}
@@ -32,7 +33,7 @@ func (e *Endpoint) DialContext(ctx context.Context, network, addr string) (net.C
 // whose port may be missing: its host is sent to the server and verified with WebRoots, and selects the policy in
 // Hosts. Client owns below from now on, and closes it on an error.
 func (e *Endpoint) Client(ctx context.Context, below net.Conn, addr string) (*tls.Conn, error) {
-	err := e.asClient()
+	err := e.meets(spiffe.ServerRole)
 	if err == nil {
 		err = e.hosts.known(addr)
 	}
@@ -55,7 +56,7 @@ func (e *Endpoint) Client(ctx context.Context, below net.Conn, addr string) (*tl
 // TLSHandshakeTimeout at each call; a clone continues to use the original's. Without DialTLSContext no server is
 // accepted. A client that is refused gets the server's alert.
 func (e *Endpoint) Transport() (*http.Transport, error) {
-	if err := e.asClient(); err != nil {
+	if err := e.meets(spiffe.ServerRole); err != nil {
 		return nil, fmt.Errorf("spiffetls: transport: %w", err)
 	}
 	c := e.clientConfig()
@@ -111,31 +112,24 @@ func (e *Endpoint) dial(ctx context.Context, d dialing, network, addr string) (n
 // handshake makes a client connection over below, which it owns.
 func (e *Endpoint) handshake(ctx context.Context, below net.Conn, d dialing, addr string) (*tls.Conn, error) {
 	raw := &rawConn{Conn: below, e: e, client: true, born: time.Now()}
-	hctx := ctx
+	hctx, cancel := ctx, context.CancelFunc(func() {})
 	if d.timeout > 0 {
-		var cancel context.CancelFunc
 		hctx, cancel = context.WithTimeout(ctx, d.timeout)
-		defer cancel()
 	}
+	defer cancel()
 	conn, err := tlsalert.Client(hctx, raw, e.configAt(d.config, addressOf(addr), raw), d.first)
-	if err != nil && ctx.Err() != nil { // the caller gave up
-		e.config.Metrics.failed(failure{reason: reasonFor(ctx.Err()), remote: addr, err: ctx.Err(), at: e.now()})
-		return nil, err
-	}
 	if err != nil {
 		return nil, e.failed(false, addr, err)
 	}
-	e.config.Metrics.good(false, raw.state.DidResume)
-	e.govern(raw, spiffe.ServerRole, remote(below), raw.proof, raw.state)
+	_ = e.ended(false, addr, conn.ConnectionState().DidResume, nil)
+	e.govern(raw, spiffe.ServerRole, remote(below), raw.proof)
 	return conn, nil
 }
 
 // configAt returns base for one connection to an address. Its handshake stores the proof in raw.
 func (e *Endpoint) configAt(base *tls.Config, at hostport, raw *rawConn) *tls.Config {
 	c := base.Clone()
-	if c.ServerName == "" {
-		c.ServerName = at.host // net/http made it
-	}
+	c.ServerName = cmp.Or(c.ServerName, at.host)
 	c.InsecureSkipVerify = true // see ClientConfig
 	c.VerifyConnection = func(cs tls.ConnectionState) error {
 		cs.ServerName = c.ServerName // crypto/tls leaves out an IP address
@@ -143,7 +137,7 @@ func (e *Endpoint) configAt(base *tls.Config, at hostport, raw *rawConn) *tls.Co
 		if err == nil && base.VerifyConnection != nil {
 			err = base.VerifyConnection(cs)
 		}
-		raw.proof, raw.state = p, cs
+		raw.proof = p
 		return err
 	}
 	return c

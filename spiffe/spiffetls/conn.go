@@ -15,7 +15,6 @@ type rawConn struct {
 	client bool
 	tls    *tls.Conn // of a server, above it
 	proof  proof     // valid if the handshake succeeds
-	state  tls.ConnectionState
 
 	born  time.Time
 	moved atomic.Int64 // when bytes last moved, in nanoseconds after born; below 0 if they went out
@@ -42,11 +41,8 @@ func (c *rawConn) Close() error {
 	return c.Conn.Close()
 }
 
-// verified implements accepted.
-func (c *rawConn) verified(p proof, cs tls.ConnectionState) { c.proof, c.state = p, cs }
-
-// above implements accepted.
-func (c *rawConn) above() *tls.Conn { return c.tls }
+// verified gets the other side from the handshake.
+func (c *rawConn) verified(p proof, _ tls.ConnectionState) { c.proof = p }
 
 func (c *rawConn) key() any { return c }
 func (c *rawConn) cut()     { _ = c.Conn.Close() }

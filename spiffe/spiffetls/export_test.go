@@ -45,7 +45,7 @@ func (m *Metrics) Failures() (all []Failure, total int) {
 	defer m.mu.Unlock()
 	for k, last := range m.last {
 		f := Failure{
-			Count: int(m.counts[k]), Last: last.at, Side: sides[last.server], Remote: last.remote, Kind: last.reason,
+			Count: int(m.counts[k]), Last: last.at, Side: k.side, Remote: last.remote, Kind: k.reason,
 			ID: last.id, Err: last.err.Error(),
 		}
 		if ve, ok := errors.AsType[*spiffe.VerifyError](last.err); ok {

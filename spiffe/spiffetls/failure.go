@@ -15,7 +15,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/guard"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -31,18 +30,15 @@ type HandshakeError struct {
 	// present.
 	Err error
 
-	hint string // a remedy, or why a clock may be wrong
+	refused bool   // the other side
+	hint    string // a remedy, or why a clock may be wrong
 }
 
 // Error names the side that was refused, and the reason. It says so if a clock may be wrong, which is a guess.
 func (e *HandshakeError) Error() string {
-	text := "spiffetls: "
-	if !e.refusal() {
-		text += "no identity to present: "
-	} else if e.Server {
-		text += "the client is refused: "
-	} else {
-		text += "the server is refused: "
+	text := "spiffetls: no identity to present: "
+	if e.refused {
+		text = "spiffetls: the " + sides[!e.Server] + " is refused: "
 	}
 	text += strings.TrimPrefix(strings.TrimPrefix(e.Err.Error(), "spiffetls: "), "spiffe: ")
 	if e.hint != "" {
@@ -53,17 +49,6 @@ func (e *HandshakeError) Error() string {
 
 // Unwrap returns e.Err.
 func (e *HandshakeError) Unwrap() error { return e.Err }
-
-func (e *HandshakeError) refusal() bool {
-	_, ok := errors.AsType[*spiffe.VerifyError](e.Err)
-	return ok || webRefusal(e.Err)
-}
-
-// webRefusal reports whether err is from a client with WebRoots that refused the server's certificate.
-func webRefusal(err error) bool {
-	_, ok := errors.AsType[*tls.CertificateVerificationError](err)
-	return ok
-}
 
 // clockSkew is the largest difference that is blamed on a clock.
 const clockSkew = 5 * time.Minute
@@ -88,9 +73,8 @@ func (e *Endpoint) clockHint(err error) string {
 
 // failure is a handshake that failed, or a request that [RequirePeer] denied.
 type failure struct {
-	server, request bool   // this side; not a handshake
-	remote          string // the address of the other side, or the name that a client dialled
-	reason          string // one of the reasons of [Metrics]
+	count
+	remote string // the address of the other side, or the name that a client dialled
 
 	// id is a claim in a handshake, which is judged before the other side has proved that it holds its key. In a
 	// request it is proven.
@@ -99,10 +83,19 @@ type failure struct {
 	at  time.Time
 }
 
+// ended records the end of a handshake, and returns err.
+func (e *Endpoint) ended(server bool, remote string, resumed bool, err error) error {
+	if err == nil {
+		outcome := map[bool]string{true: "resumed", false: "full"}[resumed]
+		e.config.Metrics.add(failure{count: count{sides[server], outcome, ""}})
+	}
+	return e.failed(server, remote, err)
+}
+
 // failed records the failure of a handshake, if err is not nil, and returns err.
 func (e *Endpoint) failed(server bool, remote string, err error) error {
 	if err != nil {
-		f := failure{server: server, remote: remote, reason: reasonFor(err), err: err}
+		f := failure{count: count{sides[server], "failed", reasonFor(err)}, remote: remote, err: err}
 		if ve, ok := errors.AsType[*spiffe.VerifyError](err); ok {
 			f.id = ve.ID
 		}
@@ -116,13 +109,15 @@ const maxReason = 1024
 // record counts and logs f.
 func (e *Endpoint) record(f failure) {
 	f.at = e.now()
-	e.config.Metrics.failed(f)
-	key := "unverified_id"
-	if f.request {
+	e.config.Metrics.add(f)
+	if f.reason == "canceled" { // by the program itself
+		return
+	}
+	key, name := "unverified_id", ""
+	if f.outcome == "denied" {
 		key = "id"
 	}
-	var name string
-	if f.request || f.reason == "denied" { // before that any peer could make up names
+	if key == "id" || f.reason == "denied" { // before that any peer could make up names
 		name = f.id.String()
 	}
 	attrs := []slog.Attr{slog.String("remote", cmp.Or(f.remote, "unknown"))}
@@ -130,21 +125,20 @@ func (e *Endpoint) record(f failure) {
 		attrs = append(attrs, slog.String(key, f.id.String()))
 	}
 	text := redact.Clip(strings.TrimPrefix(f.err.Error(), "spiffetls: "), maxReason)
-	e.log.LogOf(slog.LevelWarn, name, f.message(), f.reason, append(attrs, slog.String("err", text))...)
+	e.log.LogOf(slog.LevelWarn, name, messages[f.outcome], f.reason, append(attrs, slog.String("err", text))...)
 }
 
-func (f *failure) message() string {
-	if f.request {
-		return "spiffetls: request denied"
-	}
-	return "spiffetls: handshake failed"
-}
+// messages are the messages of failures, by the outcome.
+var messages = map[string]string{"failed": "spiffetls: handshake failed", "denied": "spiffetls: request denied"}
 
 // sides are the labels of this side.
 var sides = map[bool]string{true: "server", false: "client"}
 
 // reasonFor returns the reason of a handshake that failed, or of a connection that is refused later.
 func reasonFor(err error) string {
+	if he, ok := errors.AsType[*HandshakeError](err); ok && !he.refused {
+		return "no_identity"
+	}
 	if ve, ok := errors.AsType[*spiffe.VerifyError](err); ok {
 		switch ve.Stage {
 		case "leaf":
@@ -158,11 +152,8 @@ func reasonFor(err error) string {
 		}
 		return chainReason(err)
 	}
-	if webRefusal(err) {
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return chainReason(err)
-	}
-	if _, ok := errors.AsType[*HandshakeError](err); ok {
-		return "no_identity"
 	}
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
 		return "not_tls"
@@ -172,16 +163,9 @@ func reasonFor(err error) string {
 	}
 	return reasonOf(err, "other", []known{
 		{errNotJudged, "not_verified"}, {errUnproven, "not_proven"},
-		{errTooMany, "too_many"}, {errForeign, "ungoverned"},
+		{errTooMany, "too_many"}, {errForeign, "ungoverned"}, {errProofEnds, "proof_ends"},
 		{context.DeadlineExceeded, "timeout"}, {os.ErrDeadlineExceeded, "timeout"}, {context.Canceled, "canceled"},
 		{io.EOF, "closed"}, {io.ErrUnexpectedEOF, "closed"}, {syscall.ECONNRESET, "closed"}, {syscall.EPIPE, "closed"},
-	})
-}
-
-// requestReason returns the reason of a request that was denied.
-func requestReason(err error) string {
-	return reasonOf(err, "denied", []known{
-		{errProofExpired, "proof_expired"}, {errNoProof, "no_certificate"}, {guard.ErrPath, "unclear_path"},
 	})
 }
 

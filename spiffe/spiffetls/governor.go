@@ -3,8 +3,6 @@ package spiffetls
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"log/slog"
 	"maps"
@@ -97,28 +95,21 @@ const (
 )
 
 // The values of the fields, with their defaults.
-func (g *Governor) interval() time.Duration {
-	if g.Interval <= 0 {
-		return time.Minute
-	}
-	return g.Interval
-}
-func (g *Governor) grace() time.Duration { return max(0, cmp.Or(g.Grace, 30*time.Second)) }
+func (g *Governor) interval() time.Duration { return cmp.Or(max(0, g.Interval), time.Minute) }
+func (g *Governor) grace() time.Duration    { return max(0, cmp.Or(g.Grace, 30*time.Second)) }
 
 // governed is one connection.
 type governed struct {
 	e      *Endpoint
-	role   spiffe.Role         // of the peer
-	chain  []*x509.Certificate // as presented
+	role   spiffe.Role // of the peer
 	remote string
 	proof
 	link   link
 	since  time.Time
 	spread time.Duration // the random part of Jitter
-	leave  atomic.Bool   // it is draining; read by its requests
-	cause  string        // while it is draining: the reason as a label. The Governor's lock guards it.
 
-	// Only Run's goroutine uses these, once the connection is added.
+	// Only Run's goroutine uses these, once the connection is added. Others read the cause, under the Governor's lock.
+	cause  string    // while it is draining: the reason as a label
 	at     time.Time // when to drain it or, while it is draining, when to cut it
 	reason error     // why it is drained; nil while the proof holds
 }
@@ -126,26 +117,21 @@ type governed struct {
 // link ends a connection. Its methods never wait.
 type link interface {
 	key() any // no other connection has it
-	drain()   // begins to end the connection
+	drain()   // begins to end the connection, before it is asked whether it is idle
 	cut()
 	idle() bool
 }
 
 // govern puts a connection under the Governor, if there is one. The Governor judges it once more, as the sources may
 // have changed since the handshake.
-func (e *Endpoint) govern(l link, role spiffe.Role, remote string, p proof, cs tls.ConnectionState) *governed {
+func (e *Endpoint) govern(l link, role spiffe.Role, remote string, p proof) {
 	g, now := e.config.Governor, time.Now()
 	if g == nil {
-		return nil
+		return
 	}
 	c := &governed{
-		e: e, role: role, chain: cs.PeerCertificates, remote: remote, proof: p, link: l, since: now,
+		e: e, role: role, remote: remote, proof: p, link: l, since: now,
 		spread: time.Duration(rand.Float64() * float64(max(0, cmp.Or(g.Jitter, 10*time.Second)))),
-	}
-	if role == spiffe.ClientRole && e.config.Self != nil {
-		if svid, err := e.config.Self.SVID(); err == nil && svid != nil {
-			c.own = svid.NotAfter()
-		}
 	}
 	c.at = g.farewell(c, now)
 	g.mu.Lock()
@@ -154,7 +140,6 @@ func (e *Endpoint) govern(l link, role spiffe.Role, remote string, p proof, cs t
 		g.conns, g.endedBy = map[any]*governed{}, map[string]uint64{}
 	}
 	g.conns[l.key()], g.added = c, true
-	return c
 }
 
 // remove forgets the connection with the key, if there is one. A nil Governor has none.
@@ -228,14 +213,15 @@ func closed(ch <-chan struct{}) bool {
 
 // changesOf returns the channels that are closed when a source of a connection changes.
 func changesOf(conns []*governed) (all []<-chan struct{}) {
-	heard := map[*Endpoint]bool{}
+	endpoints := map[*Endpoint]bool{}
 	for _, c := range conns {
-		if heard[c.e] {
-			continue
-		}
-		heard[c.e] = true
-		for _, source := range c.e.changers {
-			all = append(all, source.Changed())
+		endpoints[c.e] = true
+	}
+	for e := range endpoints {
+		for _, source := range e.sources {
+			if s, ok := source.(interface{ Changed() <-chan struct{} }); ok {
+				all = append(all, s.Changed())
+			}
 		}
 	}
 	return all
@@ -243,7 +229,7 @@ func changesOf(conns []*governed) (all []<-chan struct{}) {
 
 // judge decides about a connection, unless it is draining.
 func (g *Governor) judge(c *governed) {
-	if c.leave.Load() {
+	if c.cause != "" {
 		return
 	}
 	p, err := c.e.judge(c.chain, c.role, c.name, c.addr)
@@ -255,10 +241,7 @@ func (g *Governor) judge(c *governed) {
 	case undecided(err):
 		c.e.log.Warn("spiffetls: a connection cannot be judged and stays open", reasonFor(err), c.attrs(err)...)
 	case c.reason == nil:
-		c.reason, c.at = err, now.Add(c.spread)
-		if end := c.end(now); end.Before(c.at) {
-			c.at = end
-		}
+		c.reason, c.at = err, earlier(now.Add(c.spread), c.end(now))
 	}
 }
 
@@ -271,13 +254,15 @@ func (c *governed) attrs(err error) []slog.Attr {
 
 // undecided reports whether err only means that the source of bundles, roots or policies failed.
 func undecided(err error) bool {
-	switch reasonFor(err) {
-	case "no_bundle", "no_roots":
-		return true
-	case "denied":
-		return !errors.Is(err, spiffe.ErrDenied)
+	reason := reasonFor(err)
+	return reason == "no_bundle" || reason == "no_roots" || reason == "denied" && !errors.Is(err, spiffe.ErrDenied)
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
 	}
-	return false
+	return a
 }
 
 // end returns when a proof expires, on the clock of the timers.
@@ -304,21 +289,18 @@ func (g *Governor) farewell(c *governed, now time.Time) time.Time {
 
 // act takes the steps that are due, and returns when to look again: at round or earlier.
 func (g *Governor) act(all []*governed, round time.Time) (next time.Time) {
-	next = round
-	if soon := time.Now().Add(governorPause); soon.Before(next) {
-		next = soon
-	}
+	next = earlier(round, time.Now().Add(governorPause))
 	for _, c := range all {
 		now := time.Now()
-		if !c.leave.Load() && !c.at.After(now) {
+		if c.cause == "" && !c.at.After(now) {
 			g.drain(c, now)
 		}
-		if c.leave.Load() && (c.link.idle() || !c.at.After(now)) {
+		if c.cause != "" && (c.link.idle() || !c.at.After(now)) {
 			g.remove(c.link.key())
 			c.link.cut()
-		} else if c.at.Before(next) {
-			next = c.at
+			continue
 		}
+		next = earlier(next, c.at)
 	}
 	return next
 }
@@ -327,20 +309,11 @@ var errProofEnds = errors.New("the proof is about to expire")
 
 // drain begins to end a connection.
 func (g *Governor) drain(c *governed, now time.Time) {
-	cause := "proof_ends"
-	if c.reason == nil {
-		c.reason = errProofEnds
-	} else {
-		cause = reasonFor(c.reason)
-	}
+	c.reason = cmp.Or(c.reason, errProofEnds)
+	c.at = earlier(now.Add(g.grace()), c.end(now))
 	g.mu.Lock()
-	c.cause = cause
+	c.cause = reasonFor(c.reason)
 	g.mu.Unlock()
-	c.e.log.Log(slog.LevelInfo, "spiffetls: connection is drained", cause, c.attrs(c.reason)...)
-	c.at = c.end(now)
-	if by := now.Add(g.grace()); by.Before(c.at) {
-		c.at = by
-	}
-	c.leave.Store(true) // before it checks for idle; connState checks in the other order
+	c.e.log.Log(slog.LevelInfo, "spiffetls: connection is drained", c.cause, c.attrs(c.reason)...)
 	c.link.drain()
 }

@@ -48,79 +48,60 @@ func (e *Endpoint) clientConfig() *tls.Config {
 	return c
 }
 
-// accepted is a connection that a server has accepted, and that knows its client.
-type accepted interface {
-	verified(p proof, cs tls.ConnectionState) // the client, before it has proved that it holds its key
-	above() *tls.Conn                         // nil if it is not known
-}
-
-// configFor returns base for the handshake of one client, which stores its proof in conn.
-func (e *Endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, conn accepted) *tls.Config {
+// configFor returns base for the handshake of one client. verified gets the proof of the client, before the client has
+// proved that it holds its key. conn is the connection of the handshake, or nil if it is not known.
+func (e *Endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, conn *tls.Conn,
+	verified func(proof, tls.ConnectionState)) (*tls.Config, error) {
+	client := remote(hello.Conn)
+	cert, err := e.certificate(true, hello)
+	if err != nil {
+		return nil, e.failed(true, client, err)
+	}
 	c := base.Clone()
 	c.GetConfigForClient = nil
-	h := &handshake{e: e, client: remote(hello.Conn)}
-	var ends time.Time // of the certificate that is presented
-	c.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-		cert, err := e.certificate(true, hello)
-		if err == nil && cert.Leaf != nil {
-			ends = cert.Leaf.NotAfter
-		}
-		return cert, h.failed(err)
-	}
+	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return cert, nil }
+	var result atomic.Pointer[verdict] // nil until the client is verified
 	c.VerifyConnection = func(cs tls.ConnectionState) error {
 		p, err := e.verify(cs, spiffe.ClientRole, hostport{})
 		if err == nil {
 			err = base.VerifyConnection(cs) // the caller may have wrapped it
 		}
+		result.Store(&verdict{refused: err != nil, peer: p.peer, resumed: cs.DidResume})
 		if err != nil {
-			return h.failed(err)
+			return e.failed(true, client, err)
 		}
-		p.own = ends
-		h.judged.Store(&verdict{peer: p.peer, resumed: cs.DidResume})
-		conn.verified(p, cs)
+		if cert.Leaf != nil {
+			p.own = cert.Leaf.NotAfter
+		}
+		verified(p, cs)
 		return nil
 	}
 	if e.config.Logger != nil || e.config.Metrics != nil {
-		above := conn.above()
-		context.AfterFunc(hello.Context(), func() { h.ended(above) })
+		context.AfterFunc(hello.Context(), func() { e.settle(client, result.Load(), conn) })
 	}
-	return c
+	return c, nil
 }
 
-// handshake is the state of one handshake in a server.
-type handshake struct {
-	e      *Endpoint
-	client string                  // the address
-	known  atomic.Bool             // the failure was recorded
-	judged atomic.Pointer[verdict] // nil until the client is verified
-}
-
+// verdict is the outcome of verifying a client.
 type verdict struct {
+	refused bool         // which was recorded
 	peer    *spiffe.Peer // nil for a client without a certificate
 	resumed bool
 }
 
-// failed records err, if it is not nil, and returns it.
-func (h *handshake) failed(err error) error {
-	if err != nil {
-		h.known.Store(true)
-	}
-	return h.e.failed(true, h.client, err)
-}
-
-// ended records the outcome when the context of the handshake has ended.
-func (h *handshake) ended(conn *tls.Conn) {
-	v := h.judged.Load()
+// settle records the outcome of a server's handshake that has ended. v is nil if its client was not verified, and conn
+// if it is not known.
+func (e *Endpoint) settle(client string, v *verdict, conn *tls.Conn) {
 	switch {
-	case h.known.Load():
 	case v == nil:
-		_ = h.failed(errNotJudged)
+		_ = e.failed(true, client, errNotJudged)
+	case v.refused:
 	case conn == nil || conn.ConnectionState().HandshakeComplete:
-		h.e.config.Metrics.good(true, v.resumed)
+		_ = e.ended(true, client, v.resumed, nil)
 	case v.peer == nil:
-		_ = h.failed(errUnproven)
+		_ = e.failed(true, client, errUnproven)
 	default:
-		_ = h.failed(fmt.Errorf("%w; its certificate is that of %q", errUnproven, v.peer.ID()))
+		_ = e.failed(true, client, fmt.Errorf("%w; its certificate is that of %q", errUnproven, v.peer.ID()))
 	}
 }
 
@@ -216,11 +197,12 @@ func (e *Endpoint) webCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate,
 
 // proof is the identity or name that the other side has proved in a handshake.
 type proof struct {
-	peer     *spiffe.Peer // nil for a client without a certificate, and for a web server
-	name     string       // of a web server
-	addr     hostport     // of a server, if it is known
-	notAfter time.Time    // zero for a client without a certificate
-	own      time.Time    // when the certificate that a server has presented expires; zero if that is not known
+	chain    []*x509.Certificate // as presented
+	peer     *spiffe.Peer        // nil for a client without a certificate, and for a web server
+	name     string              // of a web server
+	addr     hostport            // of a server, if it is known
+	notAfter time.Time           // zero for a client without a certificate
+	own      time.Time           // when the certificate that a server has presented expires; zero if that is not known
 }
 
 // String names the other side in logs.
@@ -236,9 +218,10 @@ func (p proof) String() string {
 func (e *Endpoint) verify(cs tls.ConnectionState, role spiffe.Role, at hostport) (proof, error) {
 	p, err := e.judge(cs.PeerCertificates, role, cs.ServerName, at)
 	if err == nil {
+		p.chain = cs.PeerCertificates
 		return p, nil
 	}
-	he := &HandshakeError{Server: role == spiffe.ClientRole, Err: err, hint: e.clockHint(err)}
+	he := &HandshakeError{Server: role == spiffe.ClientRole, Err: err, refused: true, hint: e.clockHint(err)}
 	chain := cs.PeerCertificates
 	if role == spiffe.ServerRole && e.config.WebRoots == nil && len(chain) > 0 && len(chain[0].URIs) == 0 {
 		he.hint = "a server that proves its host name alone is verified with WebRoots"

@@ -79,11 +79,14 @@ func keyOf(key string) (hostport, error) {
 
 // policy returns the policy for an address.
 func (h hosts) policy(at hostport) (spiffe.PolicySource, error) {
-	if allow, ok := h[at]; ok {
-		return allow, nil
+	if at == (hostport{}) {
+		return nil, fmt.Errorf("the address that was dialled is not known, and the policy depends on it: %w",
+			spiffe.ErrDenied)
 	}
-	if allow, ok := h[hostport{host: at.host}]; ok {
-		return allow, nil
+	for _, key := range []hostport{at, {host: at.host}} {
+		if allow, ok := h[key]; ok {
+			return allow, nil
+		}
 	}
 	return nil, fmt.Errorf("%.300q is no known host: %w; add it to Hosts", at.String(), spiffe.ErrDenied)
 }
@@ -99,10 +102,6 @@ func (h hosts) known(addr string) error {
 
 // allow checks a server against the policy for its address. The error is a [*spiffe.VerifyError].
 func (h hosts) allow(at hostport, id spiffe.ID) error {
-	if at == (hostport{}) {
-		return &spiffe.VerifyError{Stage: "policy", ID: id, Err: fmt.Errorf(
-			"the address that was dialled is not known, and the policy depends on it: %w", spiffe.ErrDenied)}
-	}
 	allow, err := h.policy(at)
 	if err == nil {
 		err = allow.Policy().Check(id)

@@ -29,7 +29,7 @@ import (
 // about failed handshakes goes to the Logger at Debug, as the reason is there at Warn already, or without a Logger
 // to [slog.Default] at Warn. Other lines go to the standard logger.
 func (e *Endpoint) ConfigureServer(s *http.Server) error {
-	if err := e.asServer(); err != nil {
+	if err := e.meets(spiffe.ClientRole); err != nil {
 		return fmt.Errorf("spiffetls: configure server: %w", err)
 	}
 	if s.TLSConfig != nil {
@@ -48,9 +48,11 @@ func (e *Endpoint) ConfigureServer(s *http.Server) error {
 		default: // not accepted by s: checked too, but without a request
 			conn = &connection{e: e}
 		}
-		c := e.configFor(base, hello, conn)
-		c.NextProtos = e.config.NextProtos
-		if c.NextProtos == nil {
+		c, err := e.configFor(base, hello, conn.tls.Value(), conn.verified)
+		if err != nil {
+			return nil, err
+		}
+		if c.NextProtos = e.config.NextProtos; c.NextProtos == nil { // net/http has changed those of base
 			c.NextProtos = protocols(s)
 		}
 		return c, nil
@@ -72,11 +74,8 @@ func (e *Endpoint) hook(s *http.Server) {
 		if inner != nil {
 			ctx = inner(ctx, c)
 		}
-		conn := &connection{e: e}
-		if tc, ok := c.(*tls.Conn); ok {
-			conn.tls = weak.Make(tc)
-		}
-		return context.WithValue(ctx, connKey{}, conn)
+		tc, _ := c.(*tls.Conn)
+		return context.WithValue(ctx, connKey{}, &connection{e: e, tls: weak.Make(tc)})
 	}
 	g := e.config.Governor
 	if g == nil {
@@ -88,7 +87,7 @@ func (e *Endpoint) hook(s *http.Server) {
 			state(c, to)
 		}
 	}
-	s.Handler = leaving{s.Handler}
+	s.Handler = leaving(s.Handler)
 }
 
 var errForeign = errors.New("the connection was not accepted by the configured server, so the Governor cannot end it")
@@ -101,28 +100,23 @@ type connection struct {
 	e     *Endpoint
 	tls   weak.Pointer[tls.Conn]      // net/http does not report the end of a hijacked connection
 	peer  atomic.Pointer[spiffe.Peer] // nil until the handshake is done, and for a client without a certificate
-	entry atomic.Pointer[governed]    // nil without a Governor
+	leave atomic.Bool                 // it is draining
 	h2    bool
 	rests atomic.Pointer[time.Time] // since when it is idle; nil if it is not, as far as is known
 }
 
-// above implements accepted.
-func (c *connection) above() *tls.Conn { return c.tls.Value() }
-
-// verified implements accepted.
+// verified gets the client from the handshake.
 func (c *connection) verified(p proof, cs tls.ConnectionState) {
 	c.peer.Store(p.peer) // requests are read only after a successful handshake
 	c.h2 = cs.NegotiatedProtocol == "h2"
-	tc, g := c.tls.Value(), c.e.config.Governor
-	if tc == nil || g == nil {
-		return
+	if tc, g := c.tls.Value(), c.e.config.Governor; tc != nil && g != nil {
+		c.e.govern(c, spiffe.ClientRole, remote(tc), p)
+		runtime.AddCleanup(tc, g.remove, c.key())
 	}
-	c.entry.Store(c.e.govern(c, spiffe.ClientRole, remote(tc), p, cs))
-	runtime.AddCleanup(tc, g.remove, c.key())
 }
 
 func (c *connection) key() any { return c.tls }
-func (c *connection) drain()   {} // net/http checks whether it should leave
+func (c *connection) drain()   { c.leave.Store(true) } // connState looks at rests and leave in the other order
 
 func (c *connection) cut() {
 	if conn := c.tls.Value(); conn != nil {
@@ -138,21 +132,18 @@ func (c *connection) idle() bool {
 
 // connState is the ConnState hook of net/http.
 func (g *Governor) connState(conn net.Conn, s http.ConnState) {
-	tc, ok := conn.(*tls.Conn)
-	if !ok {
-		return
-	}
+	tc, _ := conn.(*tls.Conn)
 	g.mu.Lock()
 	c := g.conns[weak.Make(tc)]
 	g.mu.Unlock()
 	if c == nil {
-		return // not verified yet, or not governed
+		return // not verified yet, not governed, or without TLS
 	}
 	link := c.link.(*connection)
 	switch s {
 	case http.StateIdle:
 		link.rests.Store(new(time.Now()))
-		if c.leave.Load() && !link.h2 {
+		if link.leave.Load() && !link.h2 {
 			_ = conn.Close()
 		}
 	case http.StateClosed:
@@ -162,21 +153,17 @@ func (g *Governor) connState(conn net.Conn, s http.ConnState) {
 	}
 }
 
-// leaving tells the clients of draining connections to connect anew.
-type leaving struct{ http.Handler }
-
-// ServeHTTP implements [http.Handler].
-func (h leaving) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if conn, ok := r.Context().Value(connKey{}).(*connection); ok {
-		if entry := conn.entry.Load(); entry != nil && entry.leave.Load() {
+// leaving returns a handler that tells the clients of draining connections to connect anew.
+func leaving(next http.Handler) http.Handler {
+	if next == nil {
+		next = http.DefaultServeMux
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if conn, ok := r.Context().Value(connKey{}).(*connection); ok && conn.leave.Load() {
 			w.Header().Set("Connection", "close") // in HTTP/2 this sends GOAWAY
 		}
-	}
-	if h.Handler == nil {
-		http.DefaultServeMux.ServeHTTP(w, r)
-		return
-	}
-	h.Handler.ServeHTTP(w, r)
+		next.ServeHTTP(w, r)
+	})
 }
 
 // protocols returns the protocols that s negotiates. net/http sets them when it starts to serve, in a

@@ -65,7 +65,7 @@ type Metrics struct {
 	last   map[count]failure // the last of each kind
 }
 
-// count names a counter: of handshakes, or of requests, which have no outcome.
+// count names a counter: of handshakes, or of requests with the outcome denied.
 type count struct{ side, outcome, reason string }
 
 // The reasons, none of which the other side can choose. The refusals are also reasons for ended connections.
@@ -81,22 +81,8 @@ var (
 	denials = []string{"denied", "no_certificate", "proof_expired", "unclear_path"}
 )
 
-// good counts a handshake that succeeded.
-func (m *Metrics) good(server, resumed bool) {
-	m.count(count{sides[server], map[bool]string{true: "resumed", false: "full"}[resumed], ""}, nil)
-}
-
-// failed counts and keeps a failure.
-func (m *Metrics) failed(f failure) {
-	c := count{sides[f.server], "failed", f.reason}
-	if f.request {
-		c.outcome = ""
-	}
-	m.count(c, &f)
-}
-
-// count adds one. A nil Metrics counts nothing.
-func (m *Metrics) count(c count, f *failure) {
+// add counts f, and keeps it if it has an error. A nil Metrics counts nothing.
+func (m *Metrics) add(f failure) {
 	if m == nil {
 		return
 	}
@@ -105,9 +91,9 @@ func (m *Metrics) count(c count, f *failure) {
 	if m.counts == nil {
 		m.counts, m.last = map[count]uint64{}, map[count]failure{}
 	}
-	m.counts[c]++
-	if f != nil {
-		m.last[c] = *f
+	m.counts[f.count]++
+	if f.err != nil {
+		m.last[f.count] = f
 	}
 }
 
@@ -125,7 +111,7 @@ func (m *Metrics) problems() (all []error) {
 	for _, f := range latest {
 		if time.Since(f.at) < time.Hour {
 			all = append(all, fmt.Errorf("%s: from %s at %s: %w",
-				f.message(), f.remote, f.at.UTC().Format(time.RFC3339), f.err))
+				messages[f.outcome], f.remote, f.at.UTC().Format(time.RFC3339), f.err))
 		}
 	}
 	return all
@@ -152,7 +138,7 @@ func (m *Metrics) write(w io.Writer) error {
 	})
 	s.Totals("svidkit_tls_denied_requests_total", denied, func(add metrics.Add) {
 		for _, reason := range denials {
-			add(float64(counts[count{"server", "", reason}]), "reason", reason)
+			add(float64(counts[count{"server", "denied", reason}]), "reason", reason)
 		}
 	})
 	return s.Write(w)

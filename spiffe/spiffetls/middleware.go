@@ -33,7 +33,7 @@ func RequirePeer(allow spiffe.PolicySource, next http.Handler) (http.Handler, er
 	if err := spiffe.CheckPolicySource(allow); err != nil {
 		return nil, fmt.Errorf("spiffetls: require peer: %w", err)
 	}
-	return requirePeer{allow, next}, nil
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { serve(allow, next, w, r) }), nil
 }
 
 var (
@@ -41,13 +41,8 @@ var (
 	errProofExpired = errors.New("the proof has expired, and the connection was kept open")
 )
 
-type requirePeer struct {
-	allow spiffe.PolicySource
-	next  http.Handler
-}
-
-// ServeHTTP implements [http.Handler].
-func (h requirePeer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// serve calls next for a request that allow permits, and answers any other.
+func serve(allow spiffe.PolicySource, next http.Handler, w http.ResponseWriter, r *http.Request) {
 	e, peer, cause := provenBy(r)
 	var id spiffe.ID
 	if cause == nil {
@@ -63,14 +58,16 @@ func (h requirePeer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Connection", "close")
 		cause = errProofExpired
 	} else if cause == nil {
-		if cause = h.allow.Policy().Check(id); cause == nil {
-			h.next.ServeHTTP(w, r)
+		if cause = allow.Policy().Check(id); cause == nil {
+			next.ServeHTTP(w, r)
 			return
 		}
 	}
 	if e != nil {
-		reason := requestReason(cause)
-		e.record(failure{server: true, request: true, remote: r.RemoteAddr, reason: reason, id: id, err: cause})
+		reason := reasonOf(cause, "denied", []known{
+			{errProofExpired, "proof_expired"}, {errNoProof, "no_certificate"}, {guard.ErrPath, "unclear_path"},
+		})
+		e.record(failure{count: count{"server", "denied", reason}, remote: r.RemoteAddr, id: id, err: cause})
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	http.Error(w, strings.ToLower(http.StatusText(status)), status)

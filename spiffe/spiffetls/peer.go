@@ -75,15 +75,7 @@ func rawConnOf(c net.Conn) (*rawConn, error) {
 // presented no certificate, or a server was verified by its host name. The policies of Hosts depend on the address,
 // which the state does not have: see [PeerFromConn].
 func (e *Endpoint) PeerFromState(role spiffe.Role, cs tls.ConnectionState) (*spiffe.Peer, error) {
-	var err error
-	switch {
-	case role == spiffe.ClientRole:
-		err = e.asServer()
-	case role == spiffe.ServerRole:
-		err = e.asClient()
-	default:
-		err = errors.New("the role is neither that of a client nor that of a server")
-	}
+	err := e.meets(role)
 	if err == nil && !cs.HandshakeComplete {
 		err = errIncomplete
 	}

@@ -33,7 +33,7 @@ import (
 // A goroutine accepts until Close. Close closes inner and the connections that were not accepted yet, and waits
 // until their handshakes have ended. For net/http use [Endpoint.ConfigureServer].
 func (e *Endpoint) Listener(inner net.Listener) (net.Listener, error) {
-	if err := e.asServer(); err != nil {
+	if err := e.meets(spiffe.ClientRole); err != nil {
 		return nil, fmt.Errorf("spiffetls: listener: %w", err)
 	}
 	l := &listener{e: e, ready: make(chan result)}
@@ -128,7 +128,7 @@ func (l *listener) handshake(c net.Conn) {
 // verified, within HandshakeTimeout. [PeerFromConn] returns the client. Server owns below from now on, and closes it
 // on an error.
 func (e *Endpoint) Server(ctx context.Context, below net.Conn) (*tls.Conn, error) {
-	if err := e.asServer(); err != nil {
+	if err := e.meets(spiffe.ClientRole); err != nil {
 		_ = below.Close()
 		return nil, fmt.Errorf("spiffetls: server: %w", err)
 	}
@@ -140,6 +140,6 @@ func (e *Endpoint) Server(ctx context.Context, below net.Conn) (*tls.Conn, error
 		_ = below.Close()
 		return nil, err
 	}
-	e.govern(raw, spiffe.ClientRole, remote(below), raw.proof, raw.state)
+	e.govern(raw, spiffe.ClientRole, remote(below), raw.proof)
 	return raw.tls, nil
 }

@@ -180,12 +180,12 @@ type Config struct {
 // Endpoint makes the TLS connections of a program, as a server and as a client. [New] makes one. It never changes and
 // is safe for concurrent use.
 type Endpoint struct {
-	config   Config
-	clients  *spiffe.Verifier // nil without an Allow
-	servers  *spiffe.Verifier // before their policy in hosts, if there are hosts
-	hosts    hosts            // nil without
-	log      *ratelog.Log
-	changers []changer // the sources that announce changes
+	config  Config
+	clients *spiffe.Verifier // nil without an Allow
+	servers *spiffe.Verifier // before their policy in hosts, if there are hosts
+	hosts   hosts            // nil without
+	log     *ratelog.Log
+	sources []any // of bundles and policies; some announce changes
 
 	// Listener and Server use server, which is nil if e cannot be a server. It is a function, as a configuration may
 	// hold a key and fmt prints fields.
@@ -193,9 +193,6 @@ type Endpoint struct {
 
 	noServer, noClient error // why e cannot be one
 }
-
-// changer is a source that announces changes.
-type changer interface{ Changed() <-chan struct{} }
 
 // New returns an Endpoint that can be a server, a client, or both. It copies the Config. If the Config lacks
 // something that a server or a client needs, the methods for that side return an error, or New if neither side can
@@ -240,22 +237,17 @@ func (c *Config) check() error {
 	return nil
 }
 
-var errZero = errors.New("the Endpoint is a zero value: New makes one")
-
-// asServer returns an error if e cannot be a server.
-func (e *Endpoint) asServer() error {
-	if e.log == nil {
-		return errZero
+// meets returns an error if e can have no peers in a role. A server has clients, and a client has servers.
+func (e *Endpoint) meets(peers spiffe.Role) error {
+	switch {
+	case e.log == nil:
+		return errors.New("the Endpoint is a zero value: New makes one")
+	case peers == spiffe.ClientRole:
+		return e.noServer
+	case peers == spiffe.ServerRole:
+		return e.noClient
 	}
-	return e.noServer
-}
-
-// asClient returns an error if e cannot be a client.
-func (e *Endpoint) asClient() error {
-	if e.log == nil {
-		return errZero
-	}
-	return e.noClient
+	return errors.New("the role is neither that of a client nor that of a server")
 }
 
 // noServer returns an error if there can be no server.
@@ -313,19 +305,15 @@ func (e *Endpoint) prepare() (err error) {
 			return err
 		}
 	}
-	sources := []any{c.Peers, c.Allow}
+	e.sources = []any{c.Peers, c.Allow}
 	for _, policy := range e.hosts {
-		sources = append(sources, policy)
-	}
-	for _, source := range sources {
-		if s, ok := source.(changer); ok {
-			e.changers = append(e.changers, s)
-		}
+		e.sources = append(e.sources, policy)
 	}
 	if e.noServer == nil {
 		server := e.serverConfig()
 		server.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-			return e.configFor(server, hello, hello.Conn.(*rawConn)), nil
+			raw := hello.Conn.(*rawConn)
+			return e.configFor(server, hello, raw.tls, raw.verified)
 		}
 		e.server = func() *tls.Config { return server }
 	}
@@ -342,7 +330,7 @@ func (e *Endpoint) prepare() (err error) {
 // empty Certificates) and ClientAuth, and may wrap VerifyConnection. Keep both WrapSession and
 // UnwrapSession, or neither. Clones use the ticket keys of the original: call SetSessionTicketKeys on the original.
 func (e *Endpoint) ServerConfig() (*tls.Config, error) {
-	if err := e.asServer(); err != nil {
+	if err := e.meets(spiffe.ClientRole); err != nil {
 		return nil, fmt.Errorf("spiffetls: server: %w", err)
 	}
 	if e.config.Governor != nil {
@@ -350,21 +338,15 @@ func (e *Endpoint) ServerConfig() (*tls.Config, error) {
 			"use ConfigureServer, Listener or Server")
 	}
 	c := e.serverConfig()
-	certificate, verify := c.GetCertificate, c.VerifyConnection
+	verify := c.VerifyConnection
 	c.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-		cert, err := certificate(hello)
+		cert, err := e.certificate(true, hello)
 		if err != nil {
 			return nil, e.failed(true, remote(hello.Conn), err)
 		}
 		return cert, nil
 	}
-	c.VerifyConnection = func(cs tls.ConnectionState) error {
-		err := verify(cs)
-		if err == nil {
-			e.config.Metrics.good(true, cs.DidResume)
-		}
-		return e.failed(true, "", err)
-	}
+	c.VerifyConnection = func(cs tls.ConnectionState) error { return e.ended(true, "", cs.DidResume, verify(cs)) }
 	return c, nil
 }
 
@@ -381,7 +363,7 @@ func (e *Endpoint) ServerConfig() (*tls.Config, error) {
 // GetCertificate, nor GetConfigForClient set in Config"). The caller may change it before it is used, except
 // GetClientCertificate (with empty Certificates) and InsecureSkipVerify, and may wrap VerifyConnection.
 func (e *Endpoint) ClientConfig() (*tls.Config, error) {
-	err := e.asClient()
+	err := e.meets(spiffe.ServerRole)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("spiffetls: client: %w", err)
@@ -393,9 +375,8 @@ func (e *Endpoint) ClientConfig() (*tls.Config, error) {
 			"use an Endpoint for one host, or Transport, DialContext or Client")
 	}
 	c := e.clientConfig()
-	certificate := c.GetClientCertificate
-	c.GetClientCertificate = func(cri *tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		cert, err := certificate(cri)
+	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		cert, err := e.certificate(false, nil)
 		return cert, e.failed(false, "", err)
 	}
 	// This turns off crypto/tls's check of the host name and roots, which does not fit SVIDs: they carry an ID, and
@@ -403,25 +384,19 @@ func (e *Endpoint) ClientConfig() (*tls.Config, error) {
 	c.InsecureSkipVerify = true
 	c.VerifyConnection = func(cs tls.ConnectionState) error {
 		_, err := e.verify(cs, spiffe.ServerRole, hostport{})
-		if err == nil {
-			e.config.Metrics.good(false, cs.DidResume)
-		}
-		return e.failed(false, cs.ServerName, err)
+		return e.ended(false, cs.ServerName, cs.DidResume, err)
 	}
 	return c, nil
 }
 
 // baseConfig returns the part that both sides share.
 func (e *Endpoint) baseConfig() *tls.Config {
-	c := &tls.Config{
-		MinVersion: e.config.MinVersion,
-		NextProtos: slices.Clone(e.config.NextProtos),
-		Time:       e.config.Now,
+	return &tls.Config{
+		MinVersion:   e.config.MinVersion,
+		CipherSuites: tlsalert.Suites(),
+		NextProtos:   slices.Clone(e.config.NextProtos),
+		Time:         e.config.Now,
 	}
-	if c.MinVersion < tls.VersionTLS13 {
-		c.CipherSuites = tlsalert.Suites()
-	}
-	return c
 }
 
 // now returns the time. The endpoint is nil in a test without a connection.

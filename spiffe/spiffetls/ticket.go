@@ -57,18 +57,14 @@ func (e *Endpoint) ticketEntry(client []*x509.Certificate) []byte {
 }
 
 func (e *Endpoint) resumable(ss *tls.SessionState) bool {
-	for _, extra := range ss.Extra {
-		entry, ok := bytes.CutPrefix(extra, []byte(ticketPrefix))
-		if !ok || len(entry) < sha256.Size {
+	for _, entry := range ss.Extra {
+		const fixed = len(ticketPrefix) + sha256.Size
+		if len(entry) < fixed || !bytes.HasPrefix(entry, []byte(ticketPrefix)) {
 			continue
 		}
-		cert, err := e.certificate(true, nil)
-		if err != nil || sha256.Sum256(cert.Certificate[0]) != [sha256.Size]byte(entry) {
-			return false
-		}
-		client, err := x509.ParseCertificates(entry[sha256.Size:])
-		if err != nil {
-			return false
+		client, err := x509.ParseCertificates(entry[fixed:])
+		if err != nil || !bytes.Equal(entry, e.ticketEntry(client)) {
+			return false // this server has another certificate now, or none
 		}
 		_, err = e.judge(client, spiffe.ClientRole, "", hostport{})
 		return err == nil
