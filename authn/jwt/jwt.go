@@ -51,7 +51,6 @@
 package jwt
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,7 +62,6 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/redact"
-	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -213,11 +211,11 @@ func (a *Authenticator) Fetch(ctx context.Context) error {
 	if a.keys == nil {
 		return errNotMade
 	}
-	err := a.keys.renew(ctx)
-	if a.keys.state.Load() != nil {
+	set, err := a.keys.renew(ctx)
+	if err == nil || len(set.keys) > 0 {
 		return nil
 	}
-	return fmt.Errorf("authn/jwt: %w", cmp.Or(err, errNoKeys))
+	return fmt.Errorf("authn/jwt: %w", err)
 }
 
 // Authenticate proves the caller by the token in the authorization header, see [authn.Bearer]. The method of the
@@ -231,12 +229,6 @@ func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 	if a.keys == nil {
 		return nil, errNotMade
 	}
-	now := time.Now()
-	if text, ok := bearer.Token(r.Header); ok && (a.plaintext || bearer.Confidential(r)) {
-		if c := a.recall(r, text, now); c != nil {
-			return c, nil
-		}
-	}
 	read := authn.Bearer
 	if a.plaintext {
 		read = authn.BearerOverPlaintext
@@ -244,6 +236,10 @@ func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 	text, err := read(r)
 	if err != nil {
 		return nil, err
+	}
+	now := time.Now()
+	if c := a.recall(r, text, now); c != nil {
+		return c, nil
 	}
 	c, err := a.verify(r, strings.Clone(text), now) // it may be a small part of a large string
 	if err != nil {
