@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
@@ -59,7 +60,11 @@ func (k *keyDir) sign(subject PodSubject, lifetime time.Duration) (string, error
 	if err := subject.check(); err != nil {
 		return "", err
 	}
-	key, version, err := k.signer()
+	version, err := k.newest()
+	if err != nil {
+		return "", err
+	}
+	key, err := readKey(k, version, certpem.PrivateKey)
 	if err != nil {
 		return "", err
 	}
@@ -146,7 +151,7 @@ func (v *Verifier) verify(text string) (*document, error) {
 	if err != nil {
 		return nil, bad("%w", err)
 	}
-	key, err := v.keys.public(version)
+	key, err := readKey(&v.keys, version, certpem.PublicKey)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, bad("there is no version v%d of the key %q here; give the public key to the verifier before "+
 			"the signer has the private one", version, v.keys.name)

@@ -51,9 +51,11 @@ func (s *status) account(token string, wanted []string) (*spiffe.Pod, error) {
 		return nil, fmt.Errorf("%w: the user %q is not in the group %s", ErrInvalidToken, s.User.Username,
 			accountsGroup)
 	}
-	p := &spiffe.Pod{
-		Namespace: namespace, ServiceAccount: name, ServiceAccountUID: s.User.UID,
-		Name: s.extra(extraPodName), UID: s.extra(extraPodUID), Node: s.extra(extraNodeName),
+	p := &spiffe.Pod{Namespace: namespace, ServiceAccount: name, ServiceAccountUID: s.User.UID}
+	for attribute, field := range map[string]*string{extraPodName: &p.Name, extraPodUID: &p.UID, extraNodeName: &p.Node} {
+		if values := s.User.Extra[attribute]; len(values) > 0 {
+			*field = values[0]
+		}
 	}
 	switch {
 	case p.Name != "" && !k8s.ValidName(p.Name):
@@ -67,14 +69,6 @@ func (s *status) account(token string, wanted []string) (*spiffe.Pod, error) {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidToken, err)
 	}
 	return p, nil
-}
-
-// extra returns the first value of an extra attribute of the user, or "".
-func (s *status) extra(name string) string {
-	if values := s.User.Extra[name]; len(values) > 0 {
-		return values[0]
-	}
-	return ""
 }
 
 func validUID(s string) bool {
