@@ -52,7 +52,8 @@ func (s *status) account(token string, wanted []string) (*spiffe.Pod, error) {
 			accountsGroup)
 	}
 	p := &spiffe.Pod{Namespace: namespace, ServiceAccount: name, ServiceAccountUID: s.User.UID}
-	for attribute, field := range map[string]*string{extraPodName: &p.Name, extraPodUID: &p.UID, extraNodeName: &p.Node} {
+	extra := map[string]*string{extraPodName: &p.Name, extraPodUID: &p.UID, extraNodeName: &p.Node}
+	for attribute, field := range extra {
 		if values := s.User.Extra[attribute]; len(values) > 0 {
 			*field = values[0]
 		}

@@ -1,5 +1,5 @@
-// Package kube is a small client for a Kubernetes API server: JSON over net/http. It has no types for objects:
-// callers bring their own structs.
+// Package kube is a small client for a Kubernetes API server: JSON over net/http. It has no types for objects
+// other than [Pod]: callers bring their own structs.
 //
 // [New] makes a [Client]; [Path] builds the paths that it takes. A refusal by the server is a
 // [*StatusError].

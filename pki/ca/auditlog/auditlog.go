@@ -258,6 +258,9 @@ func (l *Log) work() {
 			return
 		}
 		last, err := l.commit(b.lines)
+		for err == errMoved { // others may do so repeatedly
+			last, err = l.commit(b.lines)
+		}
 		health := err
 		if err == nil && len(b.lines) == 0 {
 			health = l.probe()
@@ -328,14 +331,20 @@ func (l *Log) Close() error {
 	return nil
 }
 
-// commit writes the lines at the end of the file that is at path now, waits for the disk, and returns the hash of the
-// last line.
+// commit writes the lines at the end of the file that is at path now, or creates it, waits for the disk, and returns
+// the hash of the last line.
 func (l *Log) commit(lines [][]byte) (last digest, err error) {
-	f, info, err := l.open()
+	f, err := private.OpenFile(l.path, os.O_RDWR|os.O_APPEND|os.O_CREATE, private.Options{Warn: func(err error) {
+		l.log.Warn("auditlog: other users can change the audit log", err.Error(), slog.Any("err", err))
+	}})
 	if err != nil {
 		return last, err
 	}
 	defer f.Close() // which unlocks it, too; all of it went through fsync
+	info, err := l.lock(f)
+	if err != nil {
+		return last, err
+	}
 	last, torn, err := l.end(f, info)
 	if err != nil {
 		return last, err
@@ -377,26 +386,6 @@ func (l *Log) probe() error {
 	return nil
 }
 
-// open opens the file at path, or creates it durably, and locks it.
-func (l *Log) open() (*os.File, fs.FileInfo, error) {
-	for { // others may move the file away repeatedly
-		f, err := private.OpenFile(l.path, os.O_RDWR|os.O_APPEND|os.O_CREATE, private.Options{Warn: func(err error) {
-			l.log.Warn("auditlog: other users can change the audit log", err.Error(), slog.Any("err", err))
-		}})
-		if err != nil {
-			return nil, nil, err
-		}
-		info, err := l.lock(f)
-		if err == nil {
-			return f, info, nil
-		}
-		f.Close()
-		if err != errMoved {
-			return nil, nil, err
-		}
-	}
-}
-
 var errMoved = errors.New("the file was moved away")
 
 // lockTime is how long another process may hold the lock. A writer needs it for one write; any process that may read
@@ -404,7 +393,7 @@ var errMoved = errors.New("the file was moved away")
 const lockTime = 10 * time.Second
 
 // lock locks f, which was at path when it was opened, against other processes, waiting for them. It does not on
-// systems without flock. The error is errMoved if f is not at path any more.
+// systems without flock. The error is errMoved if f is not at path any more. A new file is made durable.
 func (l *Log) lock(f *os.File) (fs.FileInfo, error) {
 	locked, err := flock.TryLockFor(f, lockTime)
 	if err != nil {
