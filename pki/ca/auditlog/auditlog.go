@@ -85,13 +85,11 @@ package auditlog
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -130,10 +128,12 @@ type Log struct {
 	sync  func(*os.File) error
 	dirs  func(dir string) error // sync of a directory
 
+	disk    chan struct{}  // holds a value while a batch is written
+	writing sync.WaitGroup // goroutines, one for each batch
+
 	mu      sync.Mutex
-	pending *batch         // the next batch for the disk; nil for none
-	busy    bool           // a goroutine is writing
-	writing sync.WaitGroup // that goroutine
+	pending *batch // the next batch for the disk; nil for none
+	busy    bool   // the batch before is being written
 	closed  bool
 	since   time.Time // when the current write began, or the last one ended
 	health  error     // the error of the last write
@@ -169,7 +169,7 @@ func newLog(path string, logger *slog.Logger) (*Log, error) {
 		return nil, fmt.Errorf("auditlog: %w", err)
 	}
 	return &Log{
-		path: path, log: ratelog.New(ratelog.Patient(logger), 0),
+		path: path, log: ratelog.New(ratelog.Patient(logger), 0), disk: make(chan struct{}, 1),
 		write: (*os.File).Write, sync: (*os.File).Sync, dirs: private.SyncDir,
 	}, nil
 }
@@ -232,50 +232,44 @@ func (l *Log) add(lines [][]byte) (*batch, error) {
 	}
 	if l.pending == nil {
 		l.pending = &batch{done: make(chan struct{})}
+		l.writing.Go(l.writePending)
 	}
 	b := l.pending
 	if len(b.lines)+len(lines) > maxQueue {
 		return nil, fmt.Errorf("%d records wait for the disk already", maxQueue)
 	}
 	b.lines = append(b.lines, lines...)
-	if !l.busy {
-		l.busy, l.since = true, time.Now()
-		l.writing.Go(l.work)
-	}
 	return b, nil
 }
 
-// work writes batches until there are none.
-func (l *Log) work() {
-	for {
-		// A caller that is about to add a record can share this fsync instead of waiting for the next.
-		runtime.Gosched()
-		l.mu.Lock()
-		b := l.pending
-		l.pending, l.busy, l.since = nil, b != nil, time.Now()
-		l.mu.Unlock()
-		if b == nil {
-			return
-		}
-		last, err := l.commit(b.lines)
-		for err == errMoved { // others may do so repeatedly
-			last, err = l.commit(b.lines)
-		}
-		health := err
-		if err == nil && len(b.lines) == 0 {
-			health = l.probe()
-		}
-		l.mu.Lock()
-		if err == nil {
-			l.last = last
-		}
-		l.health, l.since = health, time.Now()
-		l.mu.Unlock()
-		if err != nil {
-			b.err = fmt.Errorf("%s: %w", l.path, err)
-		}
-		close(b.done)
+// writePending writes the pending batch when the batch before is done.
+func (l *Log) writePending() {
+	l.disk <- struct{}{}
+	defer func() { <-l.disk }()
+	// A caller that is about to add a record can share this fsync instead of waiting for the next.
+	runtime.Gosched()
+	l.mu.Lock()
+	b := l.pending
+	l.pending, l.busy, l.since = nil, true, time.Now()
+	l.mu.Unlock()
+	last, err := l.commit(b.lines)
+	for err == errMoved { // others may do so repeatedly
+		last, err = l.commit(b.lines)
 	}
+	health := err
+	if err == nil && len(b.lines) == 0 {
+		health = l.probe()
+	}
+	l.mu.Lock()
+	if err == nil {
+		l.last = last
+	}
+	l.busy, l.health, l.since = false, health, time.Now()
+	l.mu.Unlock()
+	if err != nil {
+		b.err = fmt.Errorf("%s: %w", l.path, err)
+	}
+	close(b.done)
 }
 
 // Err returns nil if a record could be written now, and otherwise the reason: the error of the last attempt, a disk
@@ -357,8 +351,8 @@ func (l *Log) commit(lines [][]byte) (last digest, err error) {
 		text, last = link(text, line, last)
 	}
 	if len(lines) > 0 {
-		if n, err := l.write(f, text); err != nil || n < len(text) {
-			return last, cmp.Or(err, io.ErrShortWrite)
+		if _, err = l.write(f, text); err != nil {
+			return last, err
 		}
 	}
 	if err = l.sync(f); err == nil {
