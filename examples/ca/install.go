@@ -55,8 +55,8 @@ func install(out io.Writer, scheme, dir string, mesh linkerdname.Mesh, life time
 			scheme)
 	}
 	if dir == "" {
-		return program.Misused("-install: -anchor-dir names the directory for the trust anchor and its key, which the " +
-			"next issuer needs")
+		return program.Misused("-install: -anchor-dir names the directory for the trust anchor and its key, which " +
+			"the next issuer needs")
 	}
 	issuerName, err := mesh.Issuer()
 	if err != nil {

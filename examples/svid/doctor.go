@@ -168,7 +168,8 @@ func (p *patient) socket() check {
 	case info.Mode()&fs.ModeSocket == 0:
 		return check{
 			Result: failed, Detail: fmt.Sprintf("%s is not a socket (%v)", p.target, info.Mode()),
-			Remedy: "a mount of a socket that was not there yet makes a directory: mount the directory above it instead",
+			Remedy: "a mount of a socket that was not there yet makes a directory: mount the directory above it " +
+				"instead",
 		}
 	}
 	return check{Result: ok, Detail: fmt.Sprintf("%s (%v)", p.target, info.Mode())}

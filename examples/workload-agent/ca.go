@@ -144,7 +144,8 @@ func fromFolder(ctx context.Context, folder string, o *options) (*origin, error)
 		return nil, program.Misused("there is no CA in %s: restore it, or make a new one with -ca-option create=true",
 			folder)
 	case errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS):
-		return nil, fmt.Errorf("%w; give the directory to user %d, as which this runs, or name one that it may write to",
+		return nil, fmt.Errorf("%w; give the directory to user %d, as which this runs, or name one that it may "+
+			"write to",
 			err, os.Getuid())
 	case err != nil:
 		return nil, err

@@ -145,8 +145,9 @@ func (c *Config) define(fs *flag.FlagSet) {
 		"sign with the CA in -root-ca-dir although there is one in -state-dir, whose root clients trust")
 	fs.BoolVar(&c.create, "create", false, "make a self-signed CA if the store has none (without this flag: only "+
 		"in the default -state-dir, if that is empty) [CA_CREATE]")
-	fs.StringVar(&c.StateDir, "state-dir", "", "`directory` of the self-signed CA, the audit log and the roots in PEM; "+
-		"empty: a temporary one (default: one in the user's home for each trust domain)")
+	fs.StringVar(&c.StateDir, "state-dir", "",
+		"`directory` of the self-signed CA, the audit log and the roots in PEM; "+
+			"empty: a temporary one (default: one in the user's home for each trust domain)")
 	fs.DurationVar(&c.CA.DefaultTTL, "default-ttl", day,
 		"`lifetime` of a certificate whose request names none, or -max-ttl if that is less "+
 			"[DEFAULT_WORKLOAD_CERT_TTL]")

@@ -135,8 +135,8 @@ func Logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// Listen serves a handler by HTTP/1.1 and HTTP/2 over TLS on a port of 127.0.0.1 until the test ends, as the host ca.test. It asks for
-// a client certificate, and returns the URL and what a client trusts.
+// Listen serves a handler by HTTP/1.1 and HTTP/2 over TLS on a port of 127.0.0.1 until the test ends, as the host
+// ca.test. It asks for a client certificate, and returns the URL and what a client trusts.
 func Listen(t testing.TB, h http.Handler) (url string, client *tls.Config) {
 	t.Helper()
 	host := spiffetest.NewCA(t, "server.test")
@@ -146,7 +146,9 @@ func Listen(t testing.TB, h http.Handler) (url string, client *tls.Config) {
 		Certificates: []tls.Certificate{{Certificate: [][]byte{chain[0].Raw}, PrivateKey: key}},
 	}
 	url = Start(t, h, func(s *http.Server, l net.Listener) error { return s.Serve(tls.NewListener(l, cfg)) })
-	return "https" + url, &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: host.Bundle().CertPool(), ServerName: "ca.test"}
+	return "https" + url, &tls.Config{
+		MinVersion: tls.VersionTLS12, RootCAs: host.Bundle().CertPool(), ServerName: "ca.test",
+	}
 }
 
 // Start has run serve a handler on a port of 127.0.0.1 until the test ends, and returns the URL without its scheme.
@@ -156,7 +158,10 @@ func Start(t testing.TB, h http.Handler, run func(*http.Server, net.Listener) er
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &http.Server{Handler: h, Protocols: new(http.Protocols), ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
+	s := &http.Server{
+		Handler: h, Protocols: new(http.Protocols), ReadHeaderTimeout: 10 * time.Second,
+		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0),
+	}
 	s.Protocols.SetHTTP1(true)
 	s.Protocols.SetHTTP2(true)
 	s.Protocols.SetUnencryptedHTTP2(true)

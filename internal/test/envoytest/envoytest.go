@@ -26,8 +26,8 @@ type Envoy struct {
 	stop  func()
 }
 
-// Binary returns the path of the Envoy to run: the variable ENVOY_PATH, or else "envoy" in PATH. Without one it skips the
-// test.
+// Binary returns the path of the Envoy to run: the variable ENVOY_PATH, or else "envoy" in PATH. Without one it skips
+// the test.
 func Binary(t testing.TB) string {
 	t.Helper()
 	if p := os.Getenv("ENVOY_PATH"); p != "" {
@@ -43,8 +43,8 @@ func Binary(t testing.TB) string {
 	return p
 }
 
-// Dir returns a new directory for an Envoy and its sockets, whose path is short enough for them. It is removed when the test
-// ends. Without an Envoy it skips the test.
+// Dir returns a new directory for an Envoy and its sockets, whose path is short enough for them. It is removed when
+// the test ends. Without an Envoy it skips the test.
 func Dir(t testing.TB) string {
 	t.Helper()
 	Binary(t)
@@ -56,8 +56,8 @@ func Dir(t testing.TB) string {
 	return dir
 }
 
-// Old returns the paths of older Envoys to run beside that of [Binary]: those in the variable ENVOY_OLD_PATHS, a list like
-// PATH.
+// Old returns the paths of older Envoys to run beside that of [Binary]: those in the variable ENVOY_OLD_PATHS, a list
+// like PATH.
 func Old(t testing.TB) []string {
 	t.Helper()
 	paths := filepath.SplitList(os.Getenv("ENVOY_OLD_PATHS"))

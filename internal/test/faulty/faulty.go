@@ -34,12 +34,13 @@ type Config struct {
 	ConnContext           func(context.Context, net.Conn) context.Context
 	Turned                func() // called after each turn of the dial; may be nil
 
-	// Serve serves h until ctx is done, in place of a server of net/http with TLS and ConnContext. Nil means that server.
+	// Serve serves h until ctx is done, in place of a server of net/http with TLS and ConnContext. Nil means that
+	// server.
 	Serve func(ctx context.Context, l net.Listener, h http.Handler) error
 }
 
-// Dial injects faults into a server. A test server embeds it, so that its methods become the server's own. They are safe
-// for concurrent use.
+// Dial injects faults into a server. A test server embeds it, so that its methods become the server's own. They are
+// safe for concurrent use.
 type Dial struct {
 	cfg Config
 

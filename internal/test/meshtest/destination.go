@@ -58,7 +58,8 @@ func NewDestination(t testing.TB, c *Controller) *Destination {
 		c.tokens[Token(DestinationName)] = spiffe.Pod{Namespace: "linkerd", ServiceAccount: "linkerd-destination"}
 		c.mu.Unlock()
 		id = c.Certified(t, DestinationName)
-		d.Service = linkerdproxy.Service{Addr: fmt.Sprintf("0.0.0.0:%d", l.Addr().(*net.TCPAddr).Port), Name: DestinationName} // no loopback by its text
+		addr := fmt.Sprintf("0.0.0.0:%d", l.Addr().(*net.TCPAddr).Port) // no loopback by its text
+		d.Service = linkerdproxy.Service{Addr: addr, Name: DestinationName}
 	}
 	server := &http.Server{
 		Handler:   &grpchttp.Handler{Methods: map[string]grpchttp.Method{"/io.linkerd.proxy.destination.Destination/Get": d.get}, MaxMessage: 1 << 16},
@@ -274,7 +275,8 @@ func Addr(w *protofield.Writer, n protofield.Number, a netip.AddrPort) {
 		w.Message(1, func(w *protofield.Writer) {
 			if a.Addr().Is4() {
 				v4 := a.Addr().As4()
-				w.Raw(binary.LittleEndian.AppendUint32([]byte{1<<3 | 5}, binary.BigEndian.Uint32(v4[:]))) // a fixed32 of the number 1
+				// a fixed32 of the number 1
+				w.Raw(binary.LittleEndian.AppendUint32([]byte{1<<3 | 5}, binary.BigEndian.Uint32(v4[:])))
 				return
 			}
 			v6 := a.Addr().As16()

@@ -1,5 +1,5 @@
-// Package meshtest is the control plane of a Linkerd mesh for tests: an identity service that can be stopped and started again,
-// and an API server that knows which tokens are good.
+// Package meshtest is the control plane of a Linkerd mesh for tests: an identity service that can be stopped and
+// started again, and an API server that knows which tokens are good.
 package meshtest
 
 import (
@@ -74,7 +74,8 @@ func New(t testing.TB, o Options) *Controller {
 	c := &Controller{Authority: o.Authority, o: o, tokens: map[string]spiffe.Pod{}, stop: func() {}}
 	if c.Authority == nil {
 		var err error
-		if c.Authority, err = ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain(o.Mesh.TrustDomain)}); err != nil {
+		td := spiffe.MustParseTrustDomain(o.Mesh.TrustDomain)
+		if c.Authority, err = ca.New(ca.Config{TrustDomain: td}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -180,7 +181,8 @@ func (c *Controller) Start(t testing.TB) {
 	server, err := caserver.New(caserver.Options{
 		CA: c.Authority, TrustDomain: id.TrustDomain(), Identity: identity,
 		Linkerd: &linkerd.Options{
-			Mesh: c.o.Mesh, Review: c.review, Lifetime: c.o.Life, ClockSkew: time.Second, // certificates end with whole seconds
+			// certificates end with whole seconds
+			Mesh: c.o.Mesh, Review: c.review, Lifetime: c.o.Life, ClockSkew: time.Second,
 			AllowPlaintext: c.o.Plaintext,
 		},
 	})
@@ -190,7 +192,8 @@ func (c *Controller) Start(t testing.TB) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- server.Run(ctx, caserver.Listeners{Linkerd: memconn.Counting{Listener: l, Open: &c.open}, LinkerdPlaintext: c.o.Plaintext})
+		counting := memconn.Counting{Listener: l, Open: &c.open}
+		done <- server.Run(ctx, caserver.Listeners{Linkerd: counting, LinkerdPlaintext: c.o.Plaintext})
 	}()
 	c.stop = sync.OnceFunc(func() {
 		cancel()

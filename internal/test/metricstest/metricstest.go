@@ -18,8 +18,9 @@ import (
 
 // Text is the content of a text.
 type Text struct {
-	Types   map[string]string  // by the name of the metric: counter or gauge
-	Samples map[string]float64 // by name and labels, sorted: name{a="x",b="y"}, with the values as they were before escaping
+	Types map[string]string // by the name of the metric: counter or gauge
+	// by name and labels, sorted: name{a="x",b="y"}, with the values as they were before escaping
+	Samples map[string]float64
 }
 
 // Of reads the text that write writes, such as the Metrics of a report. Findings of Lint are an error.
@@ -38,8 +39,8 @@ func Of(write func(io.Writer) error) (*Text, error) {
 	return t, nil
 }
 
-// Page reads the text of a whole page, which has svidkit_build_info once. Findings of promtool are an error, where it is
-// installed, but not those about names that Istio and Linkerd give.
+// Page reads the text of a whole page, which has svidkit_build_info once. Findings of promtool are an error, where it
+// is installed, but not those about names that Istio and Linkerd give.
 func Page(text string) (*Text, error) {
 	t, err := Parse(text)
 	if err != nil {
@@ -98,9 +99,9 @@ var (
 	labelName  = regexp.MustCompile(`^[a-zA-Z_][a-zA-Z0-9_]*$`)
 )
 
-// Parse reads a text. It accepts only what the strictest reader would: each metric has one HELP, one TYPE and then its
-// samples, at least one, without another metric in between; a sample has a finite value, no time, and distinct, correctly
-// escaped labels that no other sample has.
+// Parse reads a text. It accepts only what the strictest reader would: each metric has one HELP, one TYPE and then
+// its samples, at least one, without another metric in between; a sample has a finite value, no time, and distinct,
+// correctly escaped labels that no other sample has.
 func Parse(text string) (*Text, error) {
 	t := &Text{Types: map[string]string{}, Samples: map[string]float64{}}
 	if text == "" {
@@ -238,8 +239,8 @@ func Key(name string, labels map[string]string) string {
 	return name + "{" + strings.Join(all, ",") + "}"
 }
 
-// Lint returns the names in t that break the conventions of Prometheus, and ours: a prefix, base units, and _total at the
-// end of counters and of nothing else.
+// Lint returns the names in t that break the conventions of Prometheus, and ours: a prefix, base units, and _total at
+// the end of counters and of nothing else.
 func (t *Text) Lint() (faults []string) {
 	for _, name := range slices.Sorted(maps.Keys(t.Types)) {
 		fault := func(s string) { faults = append(faults, name+": "+s) }

@@ -1,4 +1,5 @@
-// Package must is for calls that a test needs to succeed: must.Get(os.ReadFile(name))(t) is the file, or the test ends.
+// Package must is for calls that a test needs to succeed: must.Get(os.ReadFile(name))(t) is the file, or the test
+// ends.
 package must
 
 import (

@@ -1,5 +1,5 @@
-// Package sequence notes what the participants of a demo send to each other, as lines while it happens and as a sequence
-// diagram in Mermaid afterwards, which the tests of the demos compare with their pages.
+// Package sequence notes what the participants of a demo send to each other, as lines while it happens and as a
+// sequence diagram in Mermaid afterwards, which the tests of the demos compare with their pages.
 package sequence
 
 import (
@@ -30,8 +30,8 @@ type phase struct {
 
 type event struct{ from, to, text string }
 
-// New returns a Trace that writes to out. The participants are those of all events, in the order of the diagram. With once,
-// an event that has been in its phase is not noted again, for demos whose participants repeat themselves.
+// New returns a Trace that writes to out. The participants are those of all events, in the order of the diagram. With
+// once, an event that has been in its phase is not noted again, for demos whose participants repeat themselves.
 func New(out io.Writer, once bool, participants ...string) *Trace {
 	return &Trace{out: out, participants: participants, once: once, begun: time.Now()}
 }
@@ -103,7 +103,8 @@ func (t *Trace) add(e event) {
 	fmt.Fprintf(t.out, "        %s → %s: %s\n", e.from, e.to, e.text)
 }
 
-// Diagram returns the trace as a sequence diagram in Mermaid. Texts that begin with "answers " have the arrow of an answer.
+// Diagram returns the trace as a sequence diagram in Mermaid. Texts that begin with "answers " have the arrow of an
+// answer.
 func (t *Trace) Diagram() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -119,7 +120,8 @@ func (t *Trace) Diagram() string {
 			if strings.HasPrefix(e.text, "answers ") {
 				arrow = "-->>"
 			}
-			fmt.Fprintf(&b, "    p%d%sp%d: %s\n", slices.Index(t.participants, e.from), arrow, slices.Index(t.participants, e.to), e.text)
+			fmt.Fprintf(&b, "    p%d%sp%d: %s\n", slices.Index(t.participants, e.from), arrow,
+				slices.Index(t.participants, e.to), e.text)
 		}
 	}
 	return b.String()
