@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	k8s "github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
@@ -63,15 +62,11 @@ func (s *status) account(token string, wanted []string) (*spiffe.Pod, error) {
 		err = fmt.Errorf("%.300q is not the name of a pod", p.Name)
 	case p.Node != "" && !k8s.ValidName(p.Node):
 		err = fmt.Errorf("%.300q is not the name of a node", p.Node)
-	case !validUID(p.ServiceAccountUID) || !validUID(p.UID):
+	case max(len(p.ServiceAccountUID), len(p.UID)) > 128 || !bearer.Printable(p.ServiceAccountUID+p.UID):
 		err = errors.New("a UID has more than 128 bytes, or some that are not printable ASCII")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidToken, err)
 	}
 	return p, nil
-}
-
-func validUID(s string) bool {
-	return len(s) <= 128 && !strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c > '~' })
 }
