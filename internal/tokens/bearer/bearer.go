@@ -32,7 +32,7 @@ func Token(h http.Header) (token string, ok bool) {
 	return "", false
 }
 
-// Printable reports whether s is printable ASCII without spaces, as a token is. It is fast: tokens come again and again.
+// Printable reports whether s is printable ASCII without spaces, as a token is. It is fast, as tokens come again.
 func Printable(s string) bool {
 	for i := range len(s) {
 		if s[i] <= ' ' || s[i] > '~' {
