@@ -3,7 +3,6 @@ package authn
 import (
 	"fmt"
 	"net/http"
-	"strings"
 
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
@@ -44,7 +43,7 @@ func BearerOverPlaintext(r *http.Request) (token string, err error) {
 	case len(token) > maxToken:
 		return "", fmt.Errorf("authn: bearer token: %w: it has %d bytes, the limit is %d", ErrRefused,
 			len(token), maxToken)
-	case strings.ContainsFunc(token, func(c rune) bool { return c <= ' ' || c > '~' }):
+	case !bearer.Printable(token):
 		return "", fmt.Errorf("authn: bearer token: %w: it is not one word of printable ASCII", ErrRefused)
 	}
 	return token, nil

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
@@ -60,7 +60,11 @@ func (k *keyDir) sign(subject PodSubject, lifetime time.Duration) (string, error
 	if err := subject.check(); err != nil {
 		return "", err
 	}
-	key, version, err := k.signer()
+	version, err := k.newest()
+	if err != nil {
+		return "", err
+	}
+	key, err := readKey(k, version, certpem.PrivateKey)
 	if err != nil {
 		return "", err
 	}
@@ -147,7 +151,7 @@ func (v *Verifier) verify(text string) (*document, error) {
 	if err != nil {
 		return nil, bad("%w", err)
 	}
-	key, err := v.keys.public(version)
+	key, err := readKey(&v.keys, version, certpem.PublicKey)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, bad("there is no version v%d of the key %q here; give the public key to the verifier before "+
 			"the signer has the private one", version, v.keys.name)
@@ -162,42 +166,29 @@ func (v *Verifier) verify(text string) (*document, error) {
 }
 
 func readClaims(text string, payload []byte, headIssuer string) (*document, error) {
-	var aud, iss, sub []byte // nil if missing or not a string
-	var exp, iat, nbf jws.Date
-	bound := false
-	texts := map[string]*[]byte{"aud": &aud, "iss": &iss, "sub": &sub}
-	dates := map[string]*jws.Date{"exp": &exp, "iat": &iat, "nbf": &nbf}
-	refused := kind.ReadObject(payload, func(name string, r *strictjson.Reader) {
-		if text := texts[name]; text != nil {
-			*text, _ = r.Text()
-		}
-		if date := dates[name]; date != nil {
-			*date = jws.ReadDate(r)
-		}
-		bound = bound || name == "cnf"
-	})
+	c, err := jws.ParseClaims(payload, nil)
 	latest, earliest := time.Now().Add(leeway), time.Now().Add(-leeway)
 	switch {
-	case refused != nil:
-		return nil, bad("%w", refused.Err)
-	case string(aud) != audience:
+	case err != nil:
+		return nil, bad("the payload is not a strict JSON object: %w", err)
+	case c.AudienceList || !slices.Equal(c.Audience, []string{audience}):
 		return nil, bad("its audience is not the string %q", audience)
-	case string(iss) != headIssuer:
+	case c.Issuer != headIssuer:
 		return nil, bad("its issuer is %q in the claims and %q in the header",
-			token.Clip(string(iss), token.MaxQuoted), token.Clip(headIssuer, token.MaxQuoted))
-	case !exp.Number || !iat.Number || nbf.Present && !nbf.Number:
+			token.Clip(c.Issuer, token.MaxQuoted), token.Clip(headIssuer, token.MaxQuoted))
+	case !c.Expires.Number || !c.IssuedAt.Number || c.NotBefore.Present && !c.NotBefore.Number:
 		return nil, bad(`its "exp" or "iat" is missing or not a number, or its "nbf" is not one`)
-	case iat.At.After(latest) || nbf.At.After(latest):
-		return nil, bad(`it is from the future: its "iat" is %s, and its "nbf" %s`, token.Stamp(iat.At),
-			token.Stamp(nbf.At))
-	case !earliest.Before(exp.At):
-		return nil, bad("it expired at %s", token.Stamp(exp.At))
-	case exp.At.Sub(iat.At) > maxLifetime:
-		return nil, bad("it is valid for %v, the limit is %v", exp.At.Sub(iat.At), maxLifetime)
-	case bound:
+	case c.IssuedAt.At.After(latest) || c.NotBefore.At.After(latest):
+		return nil, bad(`it is from the future: its "iat" is %s, and its "nbf" %s`, token.Stamp(c.IssuedAt.At),
+			token.Stamp(c.NotBefore.At))
+	case !earliest.Before(c.Expires.At):
+		return nil, bad("it expired at %s", token.Stamp(c.Expires.At))
+	case c.Expires.At.Sub(c.IssuedAt.At) > maxLifetime:
+		return nil, bad("it is valid for %v, the limit is %v", c.Expires.At.Sub(c.IssuedAt.At), maxLifetime)
+	case c.Bound:
 		return nil, bad(`"cnf" binds it to a key, whose holder cannot be seen here`)
 	}
-	subject, err := parsePodSubject(string(sub))
+	subject, err := parsePodSubject(c.Subject)
 	use := sha256.Sum256([]byte(text[:strings.LastIndexByte(text, '.')]))
-	return &document{subject, exp.At, use}, err
+	return &document{subject, c.Expires.At, use}, err
 }

@@ -1,7 +1,6 @@
 package athenz
 
 import (
-	"crypto"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/tokens/token"
@@ -81,41 +79,20 @@ func (k *keyDir) newest() (int, error) {
 	return best, nil
 }
 
-func (k *keyDir) read(version int) ([]byte, error) {
+// readKey parses the file with a version of the key.
+func readKey[K any](k *keyDir, version int, parse func(pem []byte) (K, error)) (key K, err error) {
 	path := filepath.Join(k.dir, k.name+".v"+strconv.Itoa(version))
 	f, err := private.OpenGiven(path, k.private, nil, private.Options{})
 	if err != nil {
-		return nil, err
+		return key, err
 	}
 	defer f.Close() // only read
-	return files.ReadAll(f, path, maxKeyFile)
-}
-
-// signer returns the newest key and its version.
-func (k *keyDir) signer() (crypto.Signer, int, error) {
-	version, err := k.newest()
+	data, err := files.ReadAll(f, path, maxKeyFile)
 	if err != nil {
-		return nil, 0, err
+		return key, err
 	}
-	data, err := k.read(version)
-	if err != nil {
-		return nil, 0, err
-	}
-	key, err := certpem.PrivateKey(data)
-	if err != nil {
-		return nil, 0, fmt.Errorf("version v%d of the key %q: %w", version, k.name, err)
-	}
-	return key, version, nil
-}
-
-func (k *keyDir) public(version int) (crypto.PublicKey, error) {
-	data, err := k.read(version)
-	if err != nil {
-		return nil, err
-	}
-	key, err := certpem.PublicKey(data)
-	if err != nil {
-		return nil, fmt.Errorf("version v%d of the key %q: %w", version, k.name, err)
+	if key, err = parse(data); err != nil {
+		return key, fmt.Errorf("version v%d of the key %q: %w", version, k.name, err)
 	}
 	return key, nil
 }

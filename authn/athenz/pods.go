@@ -30,22 +30,7 @@ type PodSource func(ctx context.Context, namespace, name string) (*Pod, error)
 // maxPods is the maximum size, in bytes, of a kubelet's list of the pods on its node.
 const maxPods = 32 << 20
 
-// object is the part of a pod that this package reads.
-type object struct {
-	Metadata kube.ObjectMeta `json:"metadata"`
-	Spec     struct {
-		ServiceAccountName string `json:"serviceAccountName"`
-	} `json:"spec"`
-	Status struct {
-		Phase  string `json:"phase"`
-		PodIP  string `json:"podIP"`
-		PodIPs []struct {
-			IP string `json:"ip"`
-		} `json:"podIPs"`
-	} `json:"status"`
-}
-
-func (o *object) pod() *Pod {
+func newPod(o *kube.Pod) *Pod {
 	p := &Pod{
 		Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, UID: o.Metadata.UID,
 		// A static pod has no account, and the kubelet does not fill it in.
@@ -85,7 +70,7 @@ func NewKubelet(address string, client *http.Client) (PodSource, error) {
 // onNode asks a kubelet about a pod.
 func onNode(ctx context.Context, api *kube.Client, namespace, name string) (*Pod, error) {
 	var list struct {
-		Items []object `json:"items"`
+		Items []kube.Pod `json:"items"`
 	}
 	if err := api.Get(ctx, "/pods", nil, &list); err != nil {
 		if kube.Forbidden(err) {
@@ -99,7 +84,7 @@ func onNode(ctx context.Context, api *kube.Client, namespace, name string) (*Pod
 		// A pod that has ended may still be listed beside its successor with the same name.
 		if o := &list.Items[i]; o.Metadata.Namespace == namespace && o.Metadata.Name == name &&
 			(found == nil || kube.PodEnded(found.Phase, found.Deleting) != "") {
-			found = o.pod()
+			found = newPod(o)
 		}
 	}
 	if found != nil {
@@ -125,20 +110,17 @@ func NewAPIServer(address string, client *http.Client) (PodSource, error) {
 		return nil, fmt.Errorf("athenz: new API server: %w", err)
 	}
 	return func(ctx context.Context, namespace, name string) (*Pod, error) {
-		var o object
+		var pod kube.Pod
 		err := ErrNoPod // for what is no name in Kubernetes
 		if kube.ValidLabel(namespace) && kube.ValidName(name) {
-			err = api.Get(ctx, kube.Path("api", "v1", "namespaces", namespace, "pods", name), nil, &o)
+			pod, err = api.Pod(ctx, namespace, name)
 		}
-		switch {
-		case kube.NotFound(err):
+		if kube.NotFound(err) {
 			err = ErrNoPod
-		case err == nil && (o.Metadata.Name != name || o.Metadata.Namespace != namespace):
-			err = errors.New("the API server answered with another object")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("athenz: pod %.64q in namespace %.64q: %w", name, namespace, err)
 		}
-		return o.pod(), nil
+		return newPod(&pod), nil
 	}, nil
 }

@@ -6,18 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/athenz/athenzname"
 	"github.com/svidkit/svidkit/internal/jsonapi"
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/limit"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -57,10 +56,10 @@ type ProviderConfig struct {
 	Logger *slog.Logger
 }
 
-type provider struct {
-	cfg  ProviderConfig
-	used firstUses
-}
+type provider struct{ cfg ProviderConfig }
+
+// maxUsed exceeds the number of documents that a cluster uses in 15 minutes.
+const maxUsed = 1 << 16
 
 // NewProvider returns the handler of a provider's callback, which tells ZTS whether an instance is genuine. POST
 // /instance (old name: /identity) is for a new instance, which presents a document; POST /refresh is for an instance
@@ -81,7 +80,7 @@ type provider struct {
 // refresh does have a document, it must be valid too.
 func NewProvider(cfg ProviderConfig) (http.Handler, error) {
 	cfg.Logger = ratelog.Patient(cfg.Logger)
-	p, mux := &provider{cfg: cfg}, http.NewServeMux()
+	p, mux := &provider{cfg}, http.NewServeMux()
 	err := cfg.Service.Check()
 	switch {
 	case err != nil:
@@ -98,7 +97,11 @@ func NewProvider(cfg ProviderConfig) (http.Handler, error) {
 		return nil, fmt.Errorf("athenz: new provider: %w", err)
 	}
 	if cfg.FirstUse == nil {
-		p.cfg.FirstUse = p.used.first
+		used := limit.NewUses[athenzname.Service](maxUsed, maxUsed)
+		p.cfg.FirstUse = func(_ context.Context, document [32]byte, expires time.Time) (bool, error) {
+			n, err := used.Count(document, cfg.Service, expires)
+			return n == 1, err
+		}
 	}
 	mux.HandleFunc("GET /healthz", jsonapi.Healthy)
 	refreshes := map[string]bool{"POST /instance": false, "POST /identity": false, "POST /refresh": true}
@@ -309,34 +312,4 @@ func parts(text string) []string {
 		return nil
 	}
 	return strings.Split(text, ",")
-}
-
-type firstUses struct {
-	mu    sync.Mutex
-	until map[[32]byte]time.Time
-	sweep time.Time // when to forget expired documents
-}
-
-// maxUsed exceeds the number of documents that a cluster uses in 15 minutes.
-const maxUsed = 1 << 16
-
-func (f *firstUses) first(_ context.Context, document [32]byte, expires time.Time) (bool, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	now := time.Now()
-	if f.until == nil {
-		f.until = map[[32]byte]time.Time{}
-	}
-	if len(f.until) >= maxUsed || now.After(f.sweep) {
-		maps.DeleteFunc(f.until, func(_ [32]byte, end time.Time) bool { return !now.Before(end) })
-		f.sweep = now.Add(time.Minute)
-	}
-	if _, used := f.until[document]; used {
-		return false, nil
-	}
-	if len(f.until) >= maxUsed {
-		return false, fmt.Errorf("%d documents were used lately, and no more can be remembered", maxUsed)
-	}
-	f.until[document] = expires
-	return true, nil
 }

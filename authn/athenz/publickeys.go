@@ -5,6 +5,7 @@ import (
 	"crypto"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -135,12 +136,8 @@ func (p *keyCache) fetch(ctx context.Context, path string) (crypto.PublicKey, er
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for other := range p.keys { // make space for one more
-		if len(p.keys) < maxKeys {
-			break
-		}
-		delete(p.keys, other)
-	}
+	// make space for one more
+	maps.DeleteFunc(p.keys, func(string, *fetchedKey) bool { return len(p.keys) >= maxKeys })
 	p.keys[path] = &fetchedKey{key: key, at: asked}
 	return key, nil
 }

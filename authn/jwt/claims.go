@@ -31,65 +31,29 @@ func headerFault(s *token.Signed) *token.Error {
 }
 
 type claims struct {
-	issuer, subject              string
-	audiences, actors            []string
-	expires, notBefore, issuedAt jws.Date
-	certificate                  *string // that the token is bound to; see readBinding
+	jws.Claims
+	actors []string
 }
 
-// forms are the JSON types of claims.
-var forms = map[string]strictjson.Kind{
-	"iss": strictjson.String, "sub": strictjson.String,
-	"exp": strictjson.Number, "nbf": strictjson.Number, "iat": strictjson.Number,
-}
-
-// readClaims parses a payload. Each claim that this package judges must have the right form.
-func readClaims(payload []byte) (claims, *token.Error) {
-	var c claims
-	bad := ""
-	e := kind.ReadObject(payload, func(name string, r *strictjson.Reader) {
-		form, judged := forms[name]
-		ok := !judged || r.Kind() == form
-		switch name {
-		case "iss":
-			c.issuer = text(r)
-		case "sub":
-			c.subject = text(r)
-		case "aud":
-			c.audiences, ok = readAudience(r)
-		case "act":
-			c.actors, ok = readActors(r, nil)
-		case "cnf":
-			c.certificate = readBinding(r)
-		case "exp":
-			c.expires = jws.ReadDate(r)
-		case "nbf":
-			c.notBefore = jws.ReadDate(r)
-		case "iat":
-			c.issuedAt = jws.ReadDate(r)
-		}
-		if !ok {
-			bad = name
+// readClaims parses a payload. Each claim that this package judges must have the right type.
+func readClaims(payload []byte) (c claims, e *token.Error) {
+	actorsOK := true
+	var err error
+	c.Claims, err = jws.ParseClaims(payload, func(name string, r *strictjson.Reader) {
+		if name == "act" {
+			c.actors, actorsOK = readActors(r, nil)
 		}
 	})
-	if e == nil && bad != "" {
-		e = kind.Refuse(token.Malformed, "", "the claim %q is of another type than it should be", bad)
+	if err != nil {
+		return c, kind.MalformedPayload(err)
+	}
+	if !actorsOK {
+		c.Mistyped = "act"
+	}
+	if c.Mistyped != "" {
+		e = kind.Refuse(token.Malformed, "", "the claim %q is of another type than it should be", c.Mistyped)
 	}
 	return c, e
-}
-
-// readAudience reads a string or a list of strings.
-func readAudience(r *strictjson.Reader) (all []string, ok bool) {
-	if r.Kind() != strictjson.Array {
-		one, ok := r.Text()
-		return []string{string(one)}, ok
-	}
-	ok = true
-	for range r.Elements() {
-		one, isText := r.Text()
-		all, ok = append(all, string(one)), ok && isText
-	}
-	return all, ok
 }
 
 // text reads a string; it returns "" for another value.
@@ -120,28 +84,19 @@ func readActors(r *strictjson.Reader, chain []string) (_ []string, ok bool) {
 	return chain, ok && chain[i] != ""
 }
 
-// readBinding reads the claim "cnf" (RFC 7800). It returns the hash of the client certificate if the token is bound by
-// that alone (RFC 8705 section 3.1), and otherwise "", which matches no certificate.
-func readBinding(r *strictjson.Reader) *string {
-	hash, members := "", 0
-	for name := range r.Members() {
-		if members++; string(name) == "x5t#S256" {
-			hash = text(r)
-		}
-	}
-	if members > 1 {
-		hash = ""
-	}
-	return &hash
+// binding is the client certificate that a token is bound to (RFC 8705 section 3.1), if it is bound.
+type binding struct {
+	bound bool
+	hash  string // empty if the token is bound in another way, or in several
 }
 
-// bindingFault checks that a token bound to a certificate comes from the certificate's holder: the TLS handshake
-// proved that the client has the key.
-func bindingFault(certificate *string, r *http.Request) *token.Error {
+// fault checks that a token bound to a certificate comes from the certificate's holder: the TLS handshake proved that
+// the client has the key.
+func (b binding) fault(r *http.Request) *token.Error {
 	switch {
-	case certificate == nil:
+	case !b.bound:
 		return nil
-	case *certificate == "":
+	case b.hash == "":
 		return kind.Refuse("binding", "", `"cnf" binds it to a key by another way than "x5t#S256" alone, `+
 			`so that nothing proves its holder here`)
 	case r.TLS == nil || len(r.TLS.PeerCertificates) == 0:
@@ -149,7 +104,7 @@ func bindingFault(certificate *string, r *http.Request) *token.Error {
 			`and the client has presented none on this connection`)
 	}
 	sum := sha256.Sum256(r.TLS.PeerCertificates[0].Raw)
-	if base64.RawURLEncoding.EncodeToString(sum[:]) != *certificate {
+	if base64.RawURLEncoding.EncodeToString(sum[:]) != b.hash {
 		return kind.Refuse("binding", "", `it is bound to another client certificate than the client has presented `+
 			`("cnf"); a client whose certificate was renewed fetches a new token`)
 	}
@@ -160,18 +115,18 @@ func bindingFault(certificate *string, r *http.Request) *token.Error {
 func (a *Authenticator) claimsFault(c *claims, now time.Time) *token.Error {
 	latest := now.Add(leeway)
 	switch {
-	case !slices.ContainsFunc(c.audiences, func(s string) bool { return slices.Contains(a.audiences, s) }):
-		return kind.Refuse(token.Audience, "", "it is for %.256q, and this is %.256q", c.audiences, a.audiences)
-	case !c.expires.Present:
+	case !slices.ContainsFunc(c.Audience, func(s string) bool { return slices.Contains(a.audiences, s) }):
+		return kind.Refuse(token.Audience, "", "it is for %.256q, and this is %.256q", c.Audience, a.audiences)
+	case !c.Expires.Present:
 		return kind.Refuse(token.Expired, "", `"exp" is missing`)
-	case !now.Before(c.expires.At.Add(leeway)):
-		return kind.Refuse(token.Expired, "", "it ended at %s", token.Stamp(c.expires.At))
-	case c.notBefore.Present && latest.Before(c.notBefore.At):
-		return kind.Refuse("not yet valid", "", "it begins at %s", token.Stamp(c.notBefore.At))
-	case c.issuedAt.Present && latest.Before(c.issuedAt.At):
+	case !now.Before(c.Expires.At.Add(leeway)):
+		return kind.Refuse(token.Expired, "", "it ended at %s", token.Stamp(c.Expires.At))
+	case c.NotBefore.Present && latest.Before(c.NotBefore.At):
+		return kind.Refuse("not yet valid", "", "it begins at %s", token.Stamp(c.NotBefore.At))
+	case c.IssuedAt.Present && latest.Before(c.IssuedAt.At):
 		return kind.Refuse("not yet valid", "", "it was issued at %s, which is in the future; compare the "+
-			"clocks", token.Stamp(c.issuedAt.At))
-	case c.subject == "":
+			"clocks", token.Stamp(c.IssuedAt.At))
+	case c.Subject == "":
 		return kind.Refuse("subject", "", `"sub" is missing or empty`)
 	}
 	return nil

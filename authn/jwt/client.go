@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/svidkit/svidkit/authn"
@@ -64,8 +63,7 @@ const maxAssertion = time.Hour
 // other error means that Client could not decide now; it has the method Retryable if a client has presented too many
 // assertions.
 func Client(o ClientOptions) (authn.Authenticator, error) {
-	c := &clients{ClientOptions: o, seen: map[[sha256.Size]byte]*seen{},
-		shares: limit.NewShares[spiffe.ID](1<<16, 1<<10)}
+	c := &clients{ClientOptions: o, used: limit.NewUses[spiffe.ID](1<<16, 1<<10)}
 	var err error
 	switch {
 	case o.Issuer == "" || o.Clients == nil:
@@ -85,17 +83,7 @@ func Client(o ClientOptions) (authn.Authenticator, error) {
 type clients struct {
 	ClientOptions
 	validator *jwtsvid.Validator
-
-	mu     sync.Mutex
-	seen   map[[sha256.Size]byte]*seen // by the signed part of an assertion
-	shares *limit.Shares[spiffe.ID]    // of seen
-	swept  time.Time
-}
-
-type seen struct {
-	id    spiffe.ID
-	until time.Time
-	uses  int
+	used      *limit.Uses[spiffe.ID] // assertions, by their signed part
 }
 
 // The values of client_assertion_type.
@@ -125,12 +113,15 @@ func (c *clients) authenticate(r *http.Request) (*authn.Caller, error) {
 	}
 	id, assertion := r.PostForm.Get("client_id"), r.PostForm.Get("client_assertion")
 	kind := r.PostForm.Get("client_assertion_type")
+	other := len(r.Header["Authorization"]) > 0 || len(r.PostForm["client_secret"]) > 0
 	switch {
+	case assertion+kind == "" && (c.Certificates == nil || id == "" || other):
+		return nil, fmt.Errorf("there is no client_assertion: %w", authn.ErrNoCredential)
 	case assertion+kind == "":
 		return c.certificate(r, id)
 	case kind != typeSPIFFE && !(c.JWTBearer && kind == typeBearer):
 		return nil, refuse(fmt.Errorf("the client_assertion_type is %.128q, and has to be %s", kind, typeSPIFFE))
-	case len(r.Header["Authorization"]) > 0 || len(r.PostForm["client_secret"]) > 0:
+	case other:
 		return nil, refuse(errors.New("there is another credential beside the assertion"))
 	case !c.AllowPlaintext && !bearer.Confidential(r):
 		return nil, refuse(errors.New("the connection is not encrypted, so that others can read the assertion; " +
@@ -141,7 +132,7 @@ func (c *clients) authenticate(r *http.Request) (*authn.Caller, error) {
 
 func (c *clients) asserted(id, assertion string) (*authn.Caller, error) {
 	proof, err := c.validator.Validate(assertion)
-	switch now := time.Now(); {
+	switch {
 	case errors.Is(err, jwtsvid.ErrUnavailable):
 		return nil, err
 	case err != nil:
@@ -149,13 +140,13 @@ func (c *clients) asserted(id, assertion string) (*authn.Caller, error) {
 	case !slices.Equal(proof.Audience(), []string{c.Issuer}):
 		return nil, refuse(fmt.Errorf("the assertion is for %.256q, and has to be for %.256q alone: %w",
 			proof.Audience(), c.Issuer, jwtsvid.ErrAudience))
-	case proof.Expires().After(now.Add(maxAssertion)):
+	case time.Until(proof.Expires()) > maxAssertion:
 		return nil, refuse(fmt.Errorf("the assertion is good until %s, which is more than %v from now",
 			proof.Expires().UTC().Format(time.RFC3339), maxAssertion))
 	}
 	caller, err := c.named(id, proof.ID(), "client-assertion", proof.Expires())
 	if err == nil {
-		err = c.use(assertion, proof, time.Now())
+		err = c.use(assertion, proof)
 	}
 	if err != nil {
 		return nil, err
@@ -165,10 +156,6 @@ func (c *clients) asserted(id, assertion string) (*authn.Caller, error) {
 
 // certificate proves a client that sends no assertion.
 func (c *clients) certificate(r *http.Request, id string) (*authn.Caller, error) {
-	if c.Certificates == nil || id == "" || len(r.Header["Authorization"]) > 0 ||
-		len(r.PostForm["client_secret"]) > 0 {
-		return nil, fmt.Errorf("there is no client_assertion: %w", authn.ErrNoCredential)
-	}
 	proven, err := c.Certificates.Authenticate(r)
 	if err != nil {
 		return nil, err
@@ -193,35 +180,15 @@ func (c *clients) named(clientID string, id spiffe.ID, method string, until time
 }
 
 // use counts a use of an assertion. It ignores the signature, because a different one can be valid too.
-func (c *clients) use(assertion string, proof *jwtsvid.Verified, now time.Time) error {
+func (c *clients) use(assertion string, proof *jwtsvid.Verified) error {
 	key := sha256.Sum256([]byte(assertion[:strings.LastIndexByte(assertion, '.')]))
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s := c.seen[key]
-	if s == nil {
-		if now.Sub(c.swept) > time.Second {
-			c.sweep(now)
-		}
-		if err := c.shares.Take(proof.ID(), 1); err != nil {
-			return fmt.Errorf("%q has presented too many assertions that have not ended: %w", proof.ID(), err)
-		}
-		s = &seen{id: proof.ID(), until: proof.Expires().Add(2 * time.Minute)} // beyond any leeway
-		c.seen[key] = s
-	}
-	if s.uses++; s.uses > c.Uses {
+	n, err := c.used.Count(key, proof.ID(), proof.Expires().Add(2*time.Minute)) // beyond any leeway
+	switch {
+	case err != nil:
+		return fmt.Errorf("%q has presented too many assertions that have not ended: %w", proof.ID(), err)
+	case n > c.Uses:
 		return refuse(fmt.Errorf("the assertion of %q was presented %d times, and at most %d are accepted; "+
-			"fetch a new one", s.id, s.uses, c.Uses))
+			"fetch a new one", proof.ID(), n, c.Uses))
 	}
 	return nil
-}
-
-// sweep forgets assertions that have ended.
-func (c *clients) sweep(now time.Time) {
-	c.swept = now
-	for key, s := range c.seen {
-		if now.After(s.until) {
-			delete(c.seen, key)
-			c.shares.Give(s.id, 1)
-		}
-	}
 }

@@ -51,7 +51,6 @@
 package jwt
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,7 +62,6 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/redact"
-	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -149,7 +147,7 @@ var errNotMade = errors.New("authn/jwt: the Authenticator was not made by New")
 // kept is the cache entry of a verified token.
 type kept struct {
 	caller      *authn.Caller
-	certificate *string // that it is bound to
+	to          binding
 	from, until time.Time
 }
 
@@ -213,11 +211,11 @@ func (a *Authenticator) Fetch(ctx context.Context) error {
 	if a.keys == nil {
 		return errNotMade
 	}
-	err := a.keys.renew(ctx)
-	if a.keys.state.Load() != nil {
+	set, err := a.keys.renew(ctx)
+	if err == nil || len(set.keys) > 0 {
 		return nil
 	}
-	return fmt.Errorf("authn/jwt: %w", cmp.Or(err, errNoKeys))
+	return fmt.Errorf("authn/jwt: %w", err)
 }
 
 // Authenticate proves the caller by the token in the authorization header, see [authn.Bearer]. The method of the
@@ -231,12 +229,6 @@ func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 	if a.keys == nil {
 		return nil, errNotMade
 	}
-	now := time.Now()
-	if text, ok := bearer.Token(r.Header); ok && (a.plaintext || bearer.Confidential(r)) {
-		if c := a.recall(r, text, now); c != nil {
-			return c, nil
-		}
-	}
 	read := authn.Bearer
 	if a.plaintext {
 		read = authn.BearerOverPlaintext
@@ -244,6 +236,10 @@ func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 	text, err := read(r)
 	if err != nil {
 		return nil, err
+	}
+	now := time.Now()
+	if c := a.recall(r, text, now); c != nil {
+		return c, nil
 	}
 	c, err := a.verify(r, strings.Clone(text), now) // it may be a small part of a large string
 	if err != nil {
@@ -255,8 +251,7 @@ func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 // recall returns the caller of a cached token that was verified with the present keys and is in time.
 func (a *Authenticator) recall(r *http.Request, text string, now time.Time) *authn.Caller {
 	k, set, ok := a.memory.Find(text)
-	if !ok || set != a.keys.current(now) || now.Before(k.from) || !now.Before(k.until) ||
-		bindingFault(k.certificate, r) != nil {
+	if !ok || set != a.keys.current(now) || now.Before(k.from) || !now.Before(k.until) || k.to.fault(r) != nil {
 		return nil
 	}
 	return k.caller
@@ -274,15 +269,16 @@ func (a *Authenticator) verify(r *http.Request, text string, now time.Time) (*au
 	if e == nil {
 		c, e = readClaims(signed.Payload)
 	}
-	if e == nil && c.issuer != a.issuer { // other issuers cost nothing
-		return nil, fmt.Errorf("the token is of the issuer %.256q, and not of %.256q: %w", c.issuer, a.issuer,
+	if e == nil && c.Issuer != a.issuer { // other issuers cost nothing
+		return nil, fmt.Errorf("the token is of the issuer %.256q, and not of %.256q: %w", c.Issuer, a.issuer,
 			authn.ErrNoCredential)
 	}
 	if e == nil {
 		e = a.claimsFault(&c, now)
 	}
+	to := binding{c.Bound, string(c.Confirmation.Certificate)}
 	if e == nil {
-		e = bindingFault(c.certificate, r)
+		e = to.fault(r)
 	}
 	if e != nil {
 		return nil, refuse(e)
@@ -295,11 +291,11 @@ func (a *Authenticator) verify(r *http.Request, text string, now time.Time) (*au
 	if err != nil {
 		return nil, refuse(err)
 	}
-	from, until := c.notBefore.At, c.expires.At.Add(leeway)
-	if c.issuedAt.At.After(from) {
-		from = c.issuedAt.At
+	from, until := c.NotBefore.At, c.Expires.At.Add(leeway)
+	if c.IssuedAt.At.After(from) {
+		from = c.IssuedAt.At
 	}
-	a.memory.Keep(text, kept{caller, c.certificate, from.Add(-leeway), until}, set, until)
+	a.memory.Keep(text, kept{caller, to, from.Add(-leeway), until}, set, until)
 	return caller, nil
 }
 
@@ -308,14 +304,14 @@ func refuse(err error) error { return fmt.Errorf("%w: %w", authn.ErrRefused, err
 
 // name returns the caller of verified claims.
 func (a *Authenticator) name(c *claims, payload []byte) (*authn.Caller, error) {
-	named, err := a.caller(&Claims{c.issuer, c.subject, c.audiences, c.expires.At, c.actors, payload})
+	named, err := a.caller(&Claims{c.Issuer, c.Subject, c.Audience, c.Expires.At, c.actors, payload})
 	if err != nil {
 		return nil, err
 	}
 	if named == nil || named.String() == "" {
-		return nil, fmt.Errorf("the function Caller names no caller for the subject %.256q", c.subject)
+		return nil, fmt.Errorf("the function Caller names no caller for the subject %.256q", c.Subject)
 	}
 	caller := *named
-	caller.Method, caller.NotAfter, caller.Actors = method, c.expires.At, c.actors
+	caller.Method, caller.NotAfter, caller.Actors = method, c.Expires.At, c.actors
 	return &caller, nil
 }

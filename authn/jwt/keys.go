@@ -5,13 +5,13 @@ import (
 	"cmp"
 	"context"
 	"crypto"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/jsonapi"
@@ -26,15 +26,12 @@ const (
 	refetch      = 10 * time.Second // the shortest time between two fetches for unknown keys
 	refresh      = renew.UsualPoll  // the age at which keys in use are fetched again
 
-	maxDocument = 1 << 20 // bytes
-	maxKeys     = 256
-	maxTrials   = 16 // keys to try for a token that names none
+	maxKeys   = 256
+	maxTrials = 16 // keys to try for a token that names none
 )
 
 // backoff is for fetches that failed.
 var backoff = renew.Backoff{Low: time.Second, First: 2 * time.Second, High: 30 * time.Second}
-
-var errNoKeys = errors.New("the keys of the issuer are not known")
 
 type key struct {
 	id, algorithm string // empty if missing
@@ -47,21 +44,15 @@ type keySet struct {
 	keys     []key
 }
 
-// fetched is a key set with the time of its last fetch.
-type fetched struct {
-	set *keySet
-	at  time.Time
-}
-
 // keys are the keys of an issuer, as last fetched.
 type keys struct {
 	client  *http.Client
 	issuer  string // for discovery; else empty
 	jwksURL string
 
-	state atomic.Pointer[fetched] // nil until there are keys
-
 	mu       sync.Mutex    // guards the fields below
+	set      *keySet       // empty until there are keys
+	at       time.Time     // of the last fetch that gave keys
 	running  chan struct{} // closed at the end of the fetch that is under way; nil if none is
 	err      error         // of the last fetch
 	failures int           // in a row
@@ -69,7 +60,10 @@ type keys struct {
 }
 
 func newKeys(o *Options) (*keys, error) {
-	k := &keys{issuer: o.Issuer, jwksURL: o.JWKSURL, client: &http.Client{Transport: token.BaseTransport("")}}
+	k := &keys{
+		issuer: o.Issuer, jwksURL: o.JWKSURL, client: &http.Client{Transport: token.BaseTransport("")},
+		set: new(keySet),
+	}
 	if o.HTTPClient != nil {
 		c := *o.HTTPClient
 		k.client = &c
@@ -89,42 +83,39 @@ func prefix(name string, err error) error {
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// current returns the key set, or nil. It starts a new fetch for an old one.
+// current returns the key set. It starts a new fetch for an old one.
 func (k *keys) current(now time.Time) *keySet {
-	st := k.state.Load()
-	if st == nil {
-		return nil
-	}
-	if renew.Elapsed(st.at, now) >= refresh {
-		k.start()
-	}
-	return st.set
-}
-
-// start starts a fetch, unless one is under way or it is too soon, and returns the channel that is closed at the end
-// of the fetch; nil if there is none.
-func (k *keys) start() <-chan struct{} {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if len(k.set.keys) > 0 && renew.Elapsed(k.at, now) >= refresh {
+		k.start()
+	}
+	return k.set
+}
+
+// start starts a fetch, unless one is under way or it is too soon; k.mu is held.
+func (k *keys) start() {
 	if k.running == nil && !time.Now().Before(k.next) {
 		k.running = make(chan struct{})
 		go k.attempt()
 	}
-	return k.running
 }
 
-// renew fetches the keys if a fetch is due. It returns the result of the last fetch, or the cause of ctx's end.
-func (k *keys) renew(ctx context.Context) error {
-	if running := k.start(); running != nil {
+// renew fetches the keys if a fetch is due. It returns the key set, and the error of the last fetch, or the cause of
+// ctx's end.
+func (k *keys) renew(ctx context.Context) (*keySet, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.start()
+	if running := k.running; running != nil {
+		k.mu.Unlock()
 		select {
 		case <-running:
 		case <-ctx.Done():
-			return context.Cause(ctx)
 		}
+		k.mu.Lock()
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.err
+	return k.set, cmp.Or(context.Cause(ctx), k.err)
 }
 
 // attempt fetches the keys for all callers that wait, and goes on if they leave.
@@ -144,10 +135,10 @@ func (k *keys) attempt() {
 		wait = backoff.Wait(renew.NewFailure(k.failures, err), rand.Float64())
 	} else {
 		k.failures = 0
-		if old := k.state.Load(); old != nil && bytes.Equal(old.set.document, set.document) {
-			set = old.set // tokens verified with it still count
+		if !bytes.Equal(k.set.document, set.document) { // else tokens verified with it still count
+			k.set = set
 		}
-		k.state.Store(&fetched{set, now})
+		k.at = now
 	}
 	k.err, k.next = err, now.Add(wait)
 	close(k.running)
@@ -165,11 +156,11 @@ func (k *keys) fetch(ctx context.Context) (*keySet, error) {
 			return nil, fmt.Errorf("the discovery document of %.256q: %w", k.issuer, err)
 		}
 	}
+	var set *keySet
 	doc, err := k.get(ctx, at)
-	if err != nil {
-		return nil, fmt.Errorf("the key set: %w", err)
+	if err == nil {
+		set, err = readKeySet(doc)
 	}
-	set, err := readKeySet(doc)
 	if err != nil {
 		return nil, fmt.Errorf("the key set at %.256q: %w", at, err)
 	}
@@ -177,26 +168,12 @@ func (k *keys) fetch(ctx context.Context) (*keySet, error) {
 }
 
 func (k *keys) get(ctx context.Context, at string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
-	if err != nil {
-		return nil, err
+	var doc json.RawMessage
+	err := jsonapi.Call(ctx, k.client, http.MethodGet, at, nil, &doc)
+	if e, ok := errors.AsType[*jsonapi.StatusError](err); ok { // which says that a 403 is for good
+		err = fmt.Errorf("the status is %d, not 200; redirects are not followed", e.Code)
 	}
-	req.Header.Set("Accept", "application/json")
-	req.Header["Accept-Encoding"] = jsonapi.Plain
-	resp, err := k.client.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close() // only read
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("GET %.256q: the status is %d, not 200; redirects are not followed", at,
-			resp.StatusCode)
-	}
-	doc, err := jsonapi.Read(resp, maxDocument)
-	if err != nil {
-		return nil, fmt.Errorf("GET %.256q: %w", at, err)
-	}
-	return doc, nil
+	return doc, err
 }
 
 // readDiscovery returns the URL of the key set from a discovery document (OpenID Connect Discovery 1.0 section 4.3).
@@ -296,24 +273,21 @@ func readKey(r *strictjson.Reader) (k key, reason string) {
 // again if a fetch is due.
 func (k *keys) verify(ctx context.Context, s *token.Signed) (*keySet, error) {
 	set := k.current(time.Now())
-	var e *token.Error
-	if set != nil {
-		if e = set.verify(s); e == nil {
-			return set, nil
-		}
-		if e.Reason != unknownKey && s.HasKeyID {
-			return nil, refuse(e)
+	e := set.verify(s)
+	if e == nil {
+		return set, nil
+	}
+	if e.Reason != unknownKey && s.HasKeyID {
+		return nil, refuse(e)
+	}
+	newer, failed := k.renew(ctx)
+	if newer != set {
+		if e = newer.verify(s); e == nil {
+			return newer, nil
 		}
 	}
-	failed := k.renew(ctx)
-	now := k.state.Load()
-	if now != nil && now.set != set {
-		if e = now.set.verify(s); e == nil {
-			return now.set, nil
-		}
-	}
-	if now == nil || failed != nil && e.Reason == unknownKey {
-		return nil, fmt.Errorf("the keys of the issuer cannot be fetched now: %w", cmp.Or(failed, errNoKeys))
+	if e.Reason == unknownKey && failed != nil {
+		return nil, fmt.Errorf("the keys of the issuer cannot be fetched now: %w", failed)
 	}
 	return nil, refuse(e)
 }

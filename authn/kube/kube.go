@@ -69,6 +69,7 @@ import (
 	"time"
 
 	k8s "github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -190,7 +191,7 @@ func (r *Reviewer) ruleOut(token string, audiences []string) (jws.Claims, error)
 		return fail(ErrInvalidToken, "it is empty")
 	case len(token) > maxToken:
 		return fail(ErrInvalidToken, "it has %d bytes, the limit is %d", len(token), maxToken)
-	case strings.ContainsFunc(token, func(c rune) bool { return c <= ' ' || c > '~' }):
+	case !bearer.Printable(token):
 		return fail(ErrInvalidToken, "it is not one word of printable ASCII")
 	}
 	c, _ := jws.ReadClaims(token)

@@ -162,13 +162,13 @@ func (n *NodeAuthorizer) authorize(ctx context.Context, caller *authn.Caller, id
 	return n.find(ctx, caller.Pod.UID, question{node: node, namespace: namespace}, name)
 }
 
-// read reads from the API server for the pod with a UID, within the limits.
-func (n *NodeAuthorizer) read(ctx context.Context, uid, path string, query url.Values, out any) error {
+// read calls get, which reads from the API server for the pod with a UID, within the limits.
+func (n *NodeAuthorizer) read(ctx context.Context, uid string, get func() error) error {
 	if err := n.reads.Acquire(ctx, uid); err != nil {
 		return err
 	}
 	defer n.reads.Release()
-	err := n.api.Get(ctx, path, query, out)
+	err := get()
 	if k8s.Forbidden(err) {
 		return fmt.Errorf("%w; %s", err, podsRemedy)
 	}
@@ -226,29 +226,12 @@ func (n *NodeAuthorizer) last(q question) *known {
 	defer n.mu.Unlock()
 	k := n.known[q]
 	if k == nil {
-		for other := range n.known { // make space for one more
-			if len(n.known) < maxQuestions {
-				break
-			}
-			delete(n.known, other)
-		}
+		// make space for one more
+		maps.DeleteFunc(n.known, func(question, *known) bool { return len(n.known) >= maxQuestions })
 		k = &known{turn: make(chan struct{}, 1)}
 		n.known[q] = k
 	}
 	return k
-}
-
-// pod is the part of a pod that this package reads.
-type pod struct {
-	Kind     string         `json:"kind"`
-	Metadata k8s.ObjectMeta `json:"metadata"`
-	Spec     struct {
-		ServiceAccountName string `json:"serviceAccountName"`
-		NodeName           string `json:"nodeName"`
-	} `json:"spec"`
-	Status struct {
-		Phase string `json:"phase"`
-	} `json:"status"`
 }
 
 // nodeOf returns the node of the caller's pod, if the pod is the one that the token is bound to.
@@ -261,15 +244,15 @@ func (n *NodeAuthorizer) nodeOf(ctx context.Context, caller *spiffe.Pod) (string
 	}
 	never := func(answer) bool { return false }
 	found, err := n.ask(ctx, question{caller: *caller}, never, func() (answer, error) {
-		var p pod
-		path := k8s.Path("api", "v1", "namespaces", caller.Namespace, "pods", caller.Name)
-		err := n.read(ctx, caller.UID, path, nil, &p)
+		var p k8s.Pod
+		err := n.read(ctx, caller.UID, func() (err error) {
+			p, err = n.api.Pod(ctx, caller.Namespace, caller.Name)
+			return err
+		})
 		switch {
 		case k8s.NotFound(err):
 			err = denied("there is no pod %s/%s", caller.Namespace, caller.Name)
 		case err != nil:
-		case p.Metadata.Name != caller.Name || p.Metadata.Namespace != caller.Namespace:
-			err = errors.New("the API server answered with another object")
 		case p.Metadata.UID != caller.UID:
 			err = denied("the pod %s/%s is not the one that the token was issued for: its UID differs",
 				caller.Namespace, caller.Name)
@@ -316,10 +299,10 @@ func (n *NodeAuthorizer) list(ctx context.Context, uid string, at question) (ans
 			Metadata struct {
 				Continue string `json:"continue"`
 			} `json:"metadata"`
-			Items []pod `json:"items"`
+			Items []k8s.Pod `json:"items"`
 		}
 		path := k8s.Path("api", "v1", "namespaces", at.namespace, "pods")
-		if err := n.read(ctx, uid, path, query, &page); err != nil {
+		if err := n.read(ctx, uid, func() error { return n.api.Get(ctx, path, query, &page) }); err != nil {
 			return answer{}, err
 		}
 		if page.Kind != "PodList" {

@@ -52,6 +52,7 @@ func Call(ctx context.Context, client *http.Client, method, url string, in, out 
 		return err
 	}
 	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Accept", "application/json")
 	r.Header["Accept-Encoding"] = Plain
 	answer, err := client.Do(r)
 	if err != nil {

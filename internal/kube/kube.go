@@ -1,5 +1,5 @@
-// Package kube is a small client for a Kubernetes API server: JSON over net/http. It has no types for objects:
-// callers bring their own structs.
+// Package kube is a small client for a Kubernetes API server: JSON over net/http. It has no types for objects
+// other than [Pod]: callers bring their own structs.
 //
 // [New] makes a [Client]; [Path] builds the paths that it takes. A refusal by the server is a
 // [*StatusError].
@@ -227,6 +227,31 @@ type ObjectMeta struct {
 	DeletionTimestamp *time.Time        `json:"deletionTimestamp,omitempty"`
 	Labels            map[string]string `json:"labels,omitempty"`
 	Annotations       map[string]string `json:"annotations,omitempty"`
+}
+
+// Pod is the part of a pod that this library reads.
+type Pod struct {
+	Metadata ObjectMeta `json:"metadata"`
+	Spec     struct {
+		ServiceAccountName string `json:"serviceAccountName"`
+		NodeName           string `json:"nodeName"`
+	} `json:"spec"`
+	Status struct {
+		Phase  string `json:"phase"`
+		PodIP  string `json:"podIP"`
+		PodIPs []struct {
+			IP string `json:"ip"`
+		} `json:"podIPs"`
+	} `json:"status"`
+}
+
+// Pod reads a pod, and checks that the answer is about it.
+func (c *Client) Pod(ctx context.Context, namespace, name string) (p Pod, err error) {
+	err = c.Get(ctx, Path("api", "v1", "namespaces", namespace, "pods", name), nil, &p)
+	if err == nil && (p.Metadata.Name != name || p.Metadata.Namespace != namespace) {
+		err = errors.New("the API server answered with another object")
+	}
+	return p, err
 }
 
 // PodEnded returns why a pod in a phase must no longer be served, or "" if it may be.

@@ -503,3 +503,35 @@ func TestShares(t *testing.T) {
 	require.NoError(t, none.Take(1, 1<<40))
 	assert.Equal(t, 1<<40, none.Held())
 }
+
+// Uses are counted until their thing has ended, and one owner takes only its share.
+func TestUses(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		u := limit.NewUses[string](3, 2)
+		count := func(thing byte, owner string) (int, error) {
+			return u.Count([32]byte{thing}, owner, time.Now().Add(time.Minute))
+		}
+		for _, step := range []struct {
+			thing  byte
+			owner  string
+			times  int
+			reason string
+		}{
+			{1, "a", 1, ""}, {1, "a", 2, ""}, {2, "a", 1, ""}, {3, "a", 0, limit.CallerShare}, {3, "b", 1, ""},
+			{4, "b", 0, limit.TotalShare}, {1, "a", 3, ""},
+		} {
+			n, err := count(step.thing, step.owner)
+			require.Equal(t, step.times, n)
+			if step.reason == "" {
+				require.NoError(t, err)
+			} else {
+				refused(t, err, step.reason)
+			}
+		}
+		time.Sleep(time.Minute + time.Second)
+		n, err := count(4, "a")
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+	})
+}

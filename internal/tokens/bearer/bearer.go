@@ -32,6 +32,16 @@ func Token(h http.Header) (token string, ok bool) {
 	return "", false
 }
 
+// Printable reports whether s is printable ASCII without spaces, as a token is. It is fast, as tokens come again.
+func Printable(s string) bool {
+	for i := range len(s) {
+		if s[i] <= ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
 // Redact makes a server's text fit for a log: one line of at most about 500 bytes. It removes every 16-byte part of a
 // secret, which servers may quote, and every whole shorter secret.
 func Redact(text string, secrets ...string) string {

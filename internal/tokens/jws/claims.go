@@ -15,9 +15,12 @@ type Claims struct {
 	Audience           []string // "aud", a string or an array
 	HasAudience        bool
 	AudienceOK         bool // "aud" is a string or an array of strings
+	AudienceList       bool // "aud" is an array
 	Expires, NotBefore Date
+	IssuedAt           Date
 	Bound              bool         // "cnf" is present
 	Confirmation       Confirmation // shares memory with the payload
+	Mistyped           string       // one of the claims above, except "cnf", whose type is not that of RFC 7519
 }
 
 // ReadClaims reads a token that is a JWT in its strict form, and reports false for any other text. An "aud" of another
@@ -27,34 +30,49 @@ func ReadClaims(token string) (Claims, bool) {
 	if err != nil {
 		return Claims{}, false
 	}
-	c, err := ParseClaims(t.Payload)
+	c, err := ParseClaims(t.Payload, nil)
 	if !c.AudienceOK {
 		c.Audience = nil
 	}
 	return c, err == nil
 }
 
-// ParseClaims reads the payload of a token. The error is a [*strictjson.Error].
-func ParseClaims(payload []byte) (Claims, error) {
+// ParseClaims reads the payload of a token. It calls other, unless that is nil, for all other claims. The error is a
+// [*strictjson.Error].
+func ParseClaims(payload []byte, other func(name string, r *strictjson.Reader)) (Claims, error) {
 	var c Claims
 	err := strictjson.ReadObject(payload, func(name string, r *strictjson.Reader) {
 		var text []byte
+		ok := true
 		switch name {
 		case "sub":
-			text, c.HasSubject = r.Text()
-			c.Subject = string(text)
+			text, ok = r.Text()
+			c.Subject, c.HasSubject = string(text), ok
 		case "iss":
-			text, _ = r.Text()
+			text, ok = r.Text()
 			c.Issuer = string(text)
 		case "aud":
 			c.readAudience(r)
+			ok = c.AudienceOK
 		case "exp":
 			c.Expires = ReadDate(r)
+			ok = c.Expires.Number
 		case "nbf":
 			c.NotBefore = ReadDate(r)
+			ok = c.NotBefore.Number
+		case "iat":
+			c.IssuedAt = ReadDate(r)
+			ok = c.IssuedAt.Number
 		case "cnf":
 			c.Bound = true
 			c.Confirmation.Read(r)
+		default:
+			if other != nil {
+				other(name, r)
+			}
+		}
+		if !ok {
+			c.Mistyped = name
 		}
 	})
 	if err != nil {
@@ -64,7 +82,8 @@ func ParseClaims(payload []byte) (Claims, error) {
 }
 
 func (c *Claims) readAudience(r *strictjson.Reader) {
-	c.HasAudience, c.AudienceOK = true, r.Kind() == strictjson.Array
+	c.AudienceList = r.Kind() == strictjson.Array
+	c.HasAudience, c.AudienceOK = true, c.AudienceList
 	if text, ok := r.Text(); ok {
 		c.Audience, c.AudienceOK = []string{string(text)}, true
 	}

@@ -55,10 +55,11 @@ func TestReadClaims(t *testing.T) {
 	t.Parallel()
 	for payload, want := range map[string]jws.Claims{
 		`{"aud":"a","iss":"i"}`:       {Audience: []string{"a"}, HasAudience: true, AudienceOK: true, Issuer: "i"},
-		`{"aud":["a","b"],"sub":"s"}`: {Audience: []string{"a", "b"}, HasAudience: true, AudienceOK: true, Subject: "s", HasSubject: true},
-		`{"aud":["a",1],"sub":1}`:     {HasAudience: true},
-		`{"aud":{"a":"b"}}`:           {HasAudience: true},
-		`{"iss":["i"],"aud":[]}`:      {HasAudience: true, AudienceOK: true},
+		`{"aud":["a","b"],"sub":"s"}`: {Audience: []string{"a", "b"}, HasAudience: true, AudienceOK: true, AudienceList: true, Subject: "s", HasSubject: true},
+		`{"aud":["a",1],"sub":"s"}`:   {HasAudience: true, AudienceList: true, Subject: "s", HasSubject: true, Mistyped: "aud"},
+		`{"aud":{"a":"b"}}`:           {HasAudience: true, Mistyped: "aud"},
+		`{"iss":["i"],"aud":[]}`:      {HasAudience: true, AudienceOK: true, AudienceList: true, Mistyped: "iss"},
+		`{"sub":1}`:                   {Mistyped: "sub"},
 	} {
 		got, ok := jws.ReadClaims(token(payload))
 		assert.True(t, ok, payload)

@@ -58,11 +58,19 @@ type Confirmation struct {
 	Alg    []byte
 	There  bool // "jwk" is present and an object
 	Secret bool // "jwk" has members of a private or symmetric key
+
+	Certificate []byte // "x5t#S256", the hash of a client certificate (RFC 8705), if it is the only member of "cnf"
 }
 
 // Read reads the value of "cnf".
 func (c *Confirmation) Read(r *strictjson.Reader) {
+	members := 0
 	for name := range r.Members() {
+		if members++; members > 1 {
+			c.Certificate = nil
+		} else if string(name) == "x5t#S256" {
+			c.Certificate, _ = r.Text()
+		}
 		if string(name) != "jwk" {
 			continue
 		}

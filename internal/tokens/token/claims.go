@@ -16,9 +16,9 @@ type Claims struct {
 
 // ReadClaims reads the payload of an SVID.
 func (k *Kind) ReadClaims(payload []byte) (Claims, *Error) {
-	c, err := jws.ParseClaims(payload)
+	c, err := jws.ParseClaims(payload, nil)
 	if err != nil {
-		return Claims{}, k.malformed(err)
+		return Claims{}, k.MalformedPayload(err)
 	}
 	if !c.HasSubject {
 		return Claims{}, k.Refuse("subject", k.Subject, `"sub" is missing or not a string`)
@@ -33,12 +33,13 @@ func (k *Kind) ReadClaims(payload []byte) (Claims, *Error) {
 // ReadObject calls member for each member of a payload. Members that it leaves unread are skipped.
 func (k *Kind) ReadObject(payload []byte, member func(name string, r *strictjson.Reader)) *Error {
 	if err := strictjson.ReadObject(payload, member); err != nil {
-		return k.malformed(err)
+		return k.MalformedPayload(err)
 	}
 	return nil
 }
 
-func (k *Kind) malformed(err error) *Error {
+// MalformedPayload returns the refusal for an error of a payload's reader.
+func (k *Kind) MalformedPayload(err error) *Error {
 	return k.Refuse(Malformed, k.Form, "the payload is not a strict JSON object: %w", err)
 }
 

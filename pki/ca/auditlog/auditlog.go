@@ -85,13 +85,11 @@ package auditlog
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -130,10 +128,12 @@ type Log struct {
 	sync  func(*os.File) error
 	dirs  func(dir string) error // sync of a directory
 
+	disk    chan struct{}  // holds a value while a batch is written
+	writing sync.WaitGroup // goroutines, one for each batch
+
 	mu      sync.Mutex
-	pending *batch         // the next batch for the disk; nil for none
-	busy    bool           // a goroutine is writing
-	writing sync.WaitGroup // that goroutine
+	pending *batch // the next batch for the disk; nil for none
+	busy    bool   // the batch before is being written
 	closed  bool
 	since   time.Time // when the current write began, or the last one ended
 	health  error     // the error of the last write
@@ -145,7 +145,6 @@ type Log struct {
 // batch goes to the disk together: records, or none, to check that the disk works.
 type batch struct {
 	lines [][]byte // without the last member
-	probe bool     // checks that there is room for one more
 	done  chan struct{}
 	err   error // valid once done is closed
 }
@@ -170,7 +169,7 @@ func newLog(path string, logger *slog.Logger) (*Log, error) {
 		return nil, fmt.Errorf("auditlog: %w", err)
 	}
 	return &Log{
-		path: path, log: ratelog.New(ratelog.Patient(logger), 0),
+		path: path, log: ratelog.New(ratelog.Patient(logger), 0), disk: make(chan struct{}, 1),
 		write: (*os.File).Write, sync: (*os.File).Sync, dirs: private.SyncDir,
 	}, nil
 }
@@ -207,7 +206,12 @@ func (l *Log) record(ctx context.Context, value any) error {
 	if err != nil {
 		return err
 	}
-	b, err := l.add(line)
+	return l.flush(ctx, line)
+}
+
+// flush puts lines into the next batch for the disk and waits for it. Without lines it checks that the disk works.
+func (l *Log) flush(ctx context.Context, lines ...[]byte) error {
+	b, err := l.add(lines)
 	if err != nil {
 		return err
 	}
@@ -219,58 +223,53 @@ func (l *Log) record(ctx context.Context, value any) error {
 	}
 }
 
-// add puts a line into the next batch.
-func (l *Log) add(line []byte) (*batch, error) {
+// add puts lines into the next batch.
+func (l *Log) add(lines [][]byte) (*batch, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return nil, fs.ErrClosed
 	}
-	b := l.next()
-	if len(b.lines) == maxQueue {
+	if l.pending == nil {
+		l.pending = &batch{done: make(chan struct{})}
+		l.writing.Go(l.writePending)
+	}
+	b := l.pending
+	if len(b.lines)+len(lines) > maxQueue {
 		return nil, fmt.Errorf("%d records wait for the disk already", maxQueue)
 	}
-	b.lines = append(b.lines, line)
+	b.lines = append(b.lines, lines...)
 	return b, nil
 }
 
-// next returns the next batch for the disk; l.mu is held.
-func (l *Log) next() *batch {
-	if l.pending == nil {
-		l.pending = &batch{done: make(chan struct{})}
+// writePending writes the pending batch when the batch before is done.
+func (l *Log) writePending() {
+	l.disk <- struct{}{}
+	defer func() { <-l.disk }()
+	// A caller that is about to add a record can share this fsync instead of waiting for the next.
+	runtime.Gosched()
+	l.mu.Lock()
+	b := l.pending
+	l.pending, l.busy, l.since = nil, true, time.Now()
+	l.mu.Unlock()
+	last, err := l.commit(b.lines)
+	for err == errMoved { // others may do so repeatedly
+		last, err = l.commit(b.lines)
 	}
-	if !l.busy {
-		l.busy, l.since = true, time.Now()
-		l.writing.Go(l.work)
+	health := err
+	if err == nil && len(b.lines) == 0 {
+		health = l.probe()
 	}
-	return l.pending
-}
-
-// work writes batches until there are none.
-func (l *Log) work() {
-	for {
-		// A caller that is about to add a record can share this fsync instead of waiting for the next.
-		runtime.Gosched()
-		l.mu.Lock()
-		b := l.pending
-		l.pending, l.busy, l.since = nil, b != nil, time.Now()
-		l.mu.Unlock()
-		if b == nil {
-			return
-		}
-		last, err := l.commit(b)
-		if err != nil {
-			err = fmt.Errorf("%s: %w", l.path, err)
-		}
-		l.mu.Lock()
-		if err == nil {
-			l.last = last
-		}
-		l.health, l.since = err, time.Now()
-		l.mu.Unlock()
-		b.err = err
-		close(b.done)
+	l.mu.Lock()
+	if err == nil {
+		l.last = last
 	}
+	l.busy, l.health, l.since = false, health, time.Now()
+	l.mu.Unlock()
+	if err != nil {
+		b.err = fmt.Errorf("%s: %w", l.path, err)
+	}
+	close(b.done)
 }
 
 // Err returns nil if a record could be written now, and otherwise the reason: the error of the last attempt, a disk
@@ -279,17 +278,15 @@ func (l *Log) work() {
 // any rate. It waits for the disk for at most a second; then the previous answer counts.
 func (l *Log) Err() error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.closed && !l.busy && time.Since(l.since) >= checkEvery {
-		b := l.next()
-		b.probe = true
-		l.mu.Unlock()
-		select {
-		case <-b.done:
-		case <-time.After(checkEvery):
-		}
-		l.mu.Lock()
+	check := !l.busy && time.Since(l.since) >= checkEvery
+	l.mu.Unlock()
+	if check {
+		ctx, cancel := context.WithTimeout(context.Background(), checkEvery)
+		_ = l.flush(ctx) // see l.health
+		cancel()
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	slow := time.Since(l.since)
 	switch {
 	case l.closed:
@@ -297,7 +294,7 @@ func (l *Log) Err() error {
 	case l.busy && slow > tooSlow:
 		return fmt.Errorf("auditlog: %s: the disk has not answered for %v", l.path, slow.Round(time.Second))
 	case l.health != nil:
-		return fmt.Errorf("auditlog: %w", l.health)
+		return fmt.Errorf("auditlog: %s: %w", l.path, l.health)
 	}
 	return nil
 }
@@ -313,16 +310,8 @@ func (l *Log) End() string {
 
 // Reopen creates the file if it was moved away. When it returns, the old file gets no more lines.
 func (l *Log) Reopen() error {
-	l.mu.Lock()
-	if l.closed {
-		l.mu.Unlock()
-		return fmt.Errorf("auditlog: reopen %s: %w", l.path, fs.ErrClosed)
-	}
-	b := l.next()
-	l.mu.Unlock()
-	<-b.done
-	if b.err != nil {
-		return fmt.Errorf("auditlog: open: %w", b.err)
+	if err := l.flush(context.Background()); err != nil {
+		return fmt.Errorf("auditlog: open: %w", err)
 	}
 	return nil
 }
@@ -336,14 +325,20 @@ func (l *Log) Close() error {
 	return nil
 }
 
-// commit writes the lines of b at the end of the file that is at path now, waits for the disk, and returns the hash of
-// the last line. A sync without lines shows whether the disk works.
-func (l *Log) commit(b *batch) (last digest, err error) {
-	f, info, err := l.open()
+// commit writes the lines at the end of the file that is at path now, or creates it, waits for the disk, and returns
+// the hash of the last line.
+func (l *Log) commit(lines [][]byte) (last digest, err error) {
+	f, err := private.OpenFile(l.path, os.O_RDWR|os.O_APPEND|os.O_CREATE, private.Options{Warn: func(err error) {
+		l.log.Warn("auditlog: other users can change the audit log", err.Error(), slog.Any("err", err))
+	}})
 	if err != nil {
 		return last, err
 	}
 	defer f.Close() // which unlocks it, too; all of it went through fsync
+	info, err := l.lock(f)
+	if err != nil {
+		return last, err
+	}
 	last, torn, err := l.end(f, info)
 	if err != nil {
 		return last, err
@@ -352,27 +347,22 @@ func (l *Log) commit(b *batch) (last digest, err error) {
 	if torn {
 		text = append(text, '\n')
 	}
-	for _, line := range b.lines {
+	for _, line := range lines {
 		text, last = link(text, line, last)
 	}
-	if len(b.lines) > 0 {
-		if n, err := l.write(f, text); err != nil || n < len(text) {
-			return last, cmp.Or(err, io.ErrShortWrite)
+	if len(lines) > 0 {
+		if _, err = l.write(f, text); err != nil {
+			return last, err
 		}
 	}
-	if err = l.sync(f); err != nil {
-		return last, err
-	}
-	if l.written = info; b.probe {
-		if err = l.probe(); err != nil {
-			err = fmt.Errorf("no room for another record: %w", err)
-		}
+	if err = l.sync(f); err == nil {
+		l.written = info
 	}
 	return last, err
 }
 
-// probe writes to a file of its own, as every line in the log is permanent. If it may not create the file, or another
-// process has it, it reports no error.
+// probe returns an error if the disk has no room for another record. It writes to a file of its own, as every line in
+// the log is permanent. If it may not create the file, or another process has it, it reports no error.
 func (l *Log) probe() error {
 	path := l.path + ".probe"
 	_ = os.Remove(path) // left by a crash
@@ -380,105 +370,74 @@ func (l *Log) probe() error {
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrExist) {
 		return nil
 	}
+	if err == nil {
+		_, err = l.write(f, make([]byte, probeSize))
+		err = errors.Join(err, f.Close(), os.Remove(path))
+	}
 	if err != nil {
-		return err
+		return fmt.Errorf("no room for another record: %w", err)
 	}
-	_, err = l.write(f, make([]byte, probeSize))
-	return errors.Join(err, f.Close(), os.Remove(path))
+	return nil
 }
 
-// open opens the file at path, or creates it durably, and locks it.
-func (l *Log) open() (*os.File, fs.FileInfo, error) {
-	for { // others may move the file away repeatedly
-		f, err := private.OpenFile(l.path, os.O_RDWR|os.O_APPEND|os.O_CREATE, private.Options{Warn: func(err error) {
-			l.log.Warn("auditlog: other users can change the audit log", err.Error(), slog.Any("err", err))
-		}})
-		if err != nil {
-			return nil, nil, err
-		}
-		info, named, err := l.lock(f)
-		switch {
-		case err != nil:
-			f.Close()
-			return nil, nil, err
-		case named:
-			return f, info, nil
-		}
-		f.Close()
-	}
-}
+var errMoved = errors.New("the file was moved away")
 
-// lock locks f, which was at path when it was opened, and reports whether it still is.
-func (l *Log) lock(f *os.File) (info fs.FileInfo, named bool, err error) {
-	if err = lock(f); err != nil {
-		return nil, false, err
+// lockTime is how long another process may hold the lock. A writer needs it for one write; any process that may read
+// the file can hold it longer.
+const lockTime = 10 * time.Second
+
+// lock locks f, which was at path when it was opened, against other processes, waiting for them. It does not on
+// systems without flock. The error is errMoved if f is not at path any more. A new file is made durable.
+func (l *Log) lock(f *os.File) (fs.FileInfo, error) {
+	locked, err := flock.TryLockFor(f, lockTime)
+	if err != nil {
+		return nil, err
 	}
-	if info, err = f.Stat(); err != nil {
-		return nil, false, err
+	if !locked {
+		return nil, fmt.Errorf("another process holds its lock for more than %v; end that process", lockTime)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	at, err := os.Stat(l.path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(info, at) {
+		return nil, errMoved
 	}
 	if runtime.GOOS != "windows" && info.Mode().Perm()&0o006 == 0o004 {
 		l.log.Warn("auditlog: all users of this machine can read the audit log", "mode", slog.String("file", l.path),
 			slog.String("mode", fmt.Sprintf("%04o", info.Mode().Perm())),
 			slog.String("run", fmt.Sprintf("chmod o-r %q", l.path)))
 	}
-	if info.Size() == 0 {
-		if err = l.dirs(filepath.Dir(l.path)); err != nil {
-			return nil, false, err
-		}
+	if err == nil && info.Size() == 0 {
+		err = l.dirs(filepath.Dir(l.path))
 	}
-	at, err := os.Stat(l.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, false, nil
-	}
-	return info, err == nil && os.SameFile(info, at), err
+	return info, err
 }
 
-// end returns the hash of the last line of f, and whether that line lacks its newline. An empty file continues the
-// file before it, or what was in it.
+// end returns the hash of the last line of f, and whether that line lacks its newline. An empty file continues what
+// was in it, or the file that was moved away last, which another process may have written.
 func (l *Log) end(f *os.File, info fs.FileInfo) (last digest, torn bool, err error) {
-	switch {
-	case info.Size() > 0:
+	if info.Size() > 0 {
 		return end(f, info.Size())
-	case l.written != nil && os.SameFile(l.written, info):
+	}
+	if l.written != nil && os.SameFile(l.written, info) {
 		return l.last, false, nil
 	}
-	last, err = l.follow()
-	return last, false, err
-}
-
-// lockTime is how long another process may hold the lock. A writer needs it for one write; any process that may read
-// the file can hold it longer.
-const lockTime = 10 * time.Second
-
-// lock locks f against other processes, waiting for them. It does nothing on systems without flock.
-func lock(f *os.File) error {
-	for begin := time.Now(); ; time.Sleep(time.Millisecond) {
-		if ok, err := flock.TryLock(f); ok || err != nil {
-			return err
-		}
-		if time.Since(begin) > lockTime {
-			return fmt.Errorf("another process holds its lock for more than %v; end that process", lockTime)
-		}
+	files, err := Files(l.path)
+	if len(files) < 2 || err != nil {
+		return l.last, false, err
 	}
-}
-
-// follow returns the hash of the last line of the file that was moved away last; another process may have written it.
-func (l *Log) follow() (last digest, err error) {
-	moved, err := Files(l.path)
-	if len(moved) < 2 || err != nil {
-		return l.last, err
-	}
-	f, err := private.OpenFile(moved[len(moved)-2], os.O_RDONLY, private.Options{Warn: func(error) {}})
+	before, err := private.OpenFile(files[len(files)-2], os.O_RDONLY, private.Options{Warn: func(error) {}})
 	if err != nil {
-		return last, err
+		return last, false, err
 	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil || info.Size() == 0 {
-		return l.last, err
+	defer before.Close()
+	if info, err = before.Stat(); err != nil || info.Size() == 0 {
+		return l.last, false, err
 	}
-	last, _, err = end(f, info.Size())
-	return last, err
+	last, _, err = end(before, info.Size())
+	return last, false, err
 }
 
 // Files returns the files of the log at path, oldest first by the time of their last record: path itself, and the
@@ -486,7 +445,8 @@ func (l *Log) follow() (last digest, err error) {
 func Files(path string) ([]string, error) {
 	dir := filepath.Dir(path)
 	entries, err := os.ReadDir(dir)
-	var moved []fs.FileInfo
+	var all []string
+	written := map[string]time.Time{}
 	for _, e := range entries {
 		suffix, ok := strings.CutPrefix(e.Name(), filepath.Base(path))
 		if !ok || suffix == "" || strings.Trim(suffix, ".-0123456789") != "" {
@@ -496,14 +456,10 @@ func Files(path string) ([]string, error) {
 		info, err := os.Lstat(name)
 		if err == nil && info.Mode().IsRegular() &&
 			private.Check(name, info, private.Options{Warn: func(error) {}}) == nil {
-			moved = append(moved, info)
+			all, written[name] = append(all, name), info.ModTime()
 		}
 	}
-	slices.SortStableFunc(moved, func(a, b fs.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
-	var all []string
-	for _, info := range moved {
-		all = append(all, filepath.Join(dir, info.Name()))
-	}
+	slices.SortStableFunc(all, func(a, b string) int { return written[a].Compare(written[b]) })
 	return append(all, path), err
 }
 

@@ -326,24 +326,6 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// A write that is short without an error is a failure, too.
-func TestShortWrite(t *testing.T) {
-	t.Parallel()
-	path := logPath(t)
-	short := false
-	l := open(t, path, nil, &auditlog.Faults{Write: func(p []byte) (int, error) {
-		if short {
-			return len(p) - 1, nil
-		}
-		return len(p), nil
-	}})
-	short = true
-	require.ErrorContains(t, l.Record(t.Context(), record("1")), "short write")
-	short = false
-	require.NoError(t, l.Record(t.Context(), record("2")))
-	require.Equal(t, []string{"1", "2"}, contents(t, path), "the line was whole, but for its newline")
-}
-
 // A lost fsync is not forgotten: its record is refused, and the next write opens the file again.
 func TestLostFsync(t *testing.T) {
 	t.Parallel()
