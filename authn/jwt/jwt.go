@@ -62,6 +62,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -229,6 +230,12 @@ func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 	if a.keys == nil {
 		return nil, errNotMade
 	}
+	now := time.Now()
+	if text, ok := bearer.Token(r.Header); ok && (a.plaintext || bearer.Confidential(r)) { // its form was checked
+		if c := a.recall(r, text, now); c != nil {
+			return c, nil
+		}
+	}
 	read := authn.Bearer
 	if a.plaintext {
 		read = authn.BearerOverPlaintext
@@ -236,10 +243,6 @@ func (a *Authenticator) Authenticate(r *http.Request) (*authn.Caller, error) {
 	text, err := read(r)
 	if err != nil {
 		return nil, err
-	}
-	now := time.Now()
-	if c := a.recall(r, text, now); c != nil {
-		return c, nil
 	}
 	c, err := a.verify(r, strings.Clone(text), now) // it may be a small part of a large string
 	if err != nil {
