@@ -1,4 +1,4 @@
-package memconn_test
+package test_test
 
 import (
 	"bytes"
@@ -26,7 +26,7 @@ import (
 )
 
 // TestLargeTransfer moves more than the buffer holds, so that the writer has to wait.
-func TestLargeTransfer(t *testing.T) {
+func TestMemconnLargeTransfer(t *testing.T) {
 	t.Parallel()
 	a, b := memconn.Pipe()
 	sent := make([]byte, 1<<20)
@@ -42,7 +42,7 @@ func TestLargeTransfer(t *testing.T) {
 	wg.Wait()
 }
 
-func TestConcurrentWritesDoNotMix(t *testing.T) {
+func TestMemconnConcurrentWritesDoNotMix(t *testing.T) {
 	t.Parallel()
 	const size, writers = 100_000, 4 // each larger than the buffer
 	a, b := memconn.Pipe()
@@ -61,7 +61,7 @@ func TestConcurrentWritesDoNotMix(t *testing.T) {
 	}
 }
 
-func TestClose(t *testing.T) {
+func TestMemconnClose(t *testing.T) {
 	t.Parallel()
 	a, b := memconn.Pipe()
 	must.Get(a.Write([]byte("last words")))(t)
@@ -84,7 +84,7 @@ func TestClose(t *testing.T) {
 }
 
 // TestCloseWakes closes either end while a read or a write waits.
-func TestCloseWakes(t *testing.T) {
+func TestMemconnCloseWakes(t *testing.T) {
 	t.Parallel()
 	full := make([]byte, 1<<20)
 	for name, c := range map[string]struct {
@@ -116,7 +116,7 @@ func TestCloseWakes(t *testing.T) {
 	}
 }
 
-func TestDeadlines(t *testing.T) {
+func TestMemconnDeadlines(t *testing.T) {
 	t.Parallel()
 	read := func(a *memconn.Conn) error { _, err := a.Read(make([]byte, 1)); return err }
 	write := func(a *memconn.Conn) error { _, err := a.Write(make([]byte, 1<<20)); return err }
@@ -184,7 +184,7 @@ func configs(t *testing.T) (server, client *tls.Config) {
 
 // TestTLSResumption is why this package exists: in a resumed TLS 1.3 handshake both sides write
 // first.
-func TestTLSResumption(t *testing.T) {
+func TestMemconnTLSResumption(t *testing.T) {
 	t.Parallel()
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		t.Run(tls.VersionName(version), func(t *testing.T) {

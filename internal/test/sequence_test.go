@@ -1,4 +1,4 @@
-package sequence_test
+package test_test
 
 import (
 	"strings"
@@ -9,7 +9,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/sequence"
 )
 
-func TestTrace(t *testing.T) {
+func TestSequence(t *testing.T) {
 	t.Parallel()
 	for once, repeated := range map[bool]string{false: "    p0->>p1: asks\n    p1-->>p0: answers 200\n    p0->>p1: asks\n", true: "    p0->>p1: asks\n    p1-->>p0: answers 200\n"} {
 		var out strings.Builder

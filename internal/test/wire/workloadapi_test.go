@@ -1,4 +1,4 @@
-package workloadapi_test
+package wire_test
 
 import (
 	"testing"
@@ -7,34 +7,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/must"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 )
 
-// field writes a length-delimited field, straight from the published field number.
-func field(n protowire.Number, parts ...[]byte) []byte {
-	var body []byte
-	for _, p := range parts {
-		body = append(body, p...)
-	}
-	return protowire.AppendBytes(protowire.AppendTag(nil, n, protowire.BytesType), body)
-}
-
-func text(n protowire.Number, s string) []byte { return field(n, []byte(s)) }
-
-func join(parts ...[]byte) []byte {
-	var b []byte
-	for _, p := range parts {
-		b = append(b, p...)
-	}
-	return b
-}
-
-// TestBytes compares each message with bytes built by hand from the published field numbers.
-func TestBytes(t *testing.T) {
+func TestWorkloadAPIBytes(t *testing.T) {
 	t.Parallel()
 	claims := must.Get(structpb.NewStruct(map[string]any{"sub": "s"}))(t)
 	for name, test := range map[string]struct {
@@ -48,32 +27,32 @@ func TestBytes(t *testing.T) {
 				Crl:              [][]byte{[]byte("r")},
 				FederatedBundles: map[string][]byte{"t": []byte("f")},
 			},
-			join(field(1, text(1, "i"), text(2, "c"), text(3, "k"), text(4, "b"), text(5, "h")), text(2, "r"), field(3, text(1, "t"), text(2, "f"))),
+			join(message(1, text(1, "i"), text(2, "c"), text(3, "k"), text(4, "b"), text(5, "h")), text(2, "r"), message(3, text(1, "t"), text(2, "f"))),
 		},
 		"X509BundlesRequest": {&workloadapi.X509BundlesRequest{}, []byte{}},
 		"X509BundlesResponse": {
 			&workloadapi.X509BundlesResponse{Crl: [][]byte{[]byte("r")}, Bundles: map[string][]byte{"t": []byte("b")}},
-			join(text(1, "r"), field(2, text(1, "t"), text(2, "b"))),
+			join(text(1, "r"), message(2, text(1, "t"), text(2, "b"))),
 		},
 		"JWTSVIDRequest": {&workloadapi.JWTSVIDRequest{Audience: []string{"a", "b"}, SpiffeId: "i"}, join(text(1, "a"), text(1, "b"), text(2, "i"))},
 		"JWTSVIDResponse": {
 			&workloadapi.JWTSVIDResponse{Svids: []*workloadapi.JWTSVID{{SpiffeId: "i", Svid: "t", Hint: "h"}}},
-			field(1, text(1, "i"), text(2, "t"), text(3, "h")),
+			message(1, text(1, "i"), text(2, "t"), text(3, "h")),
 		},
 		"JWTBundlesRequest":      {&workloadapi.JWTBundlesRequest{}, []byte{}},
-		"JWTBundlesResponse":     {&workloadapi.JWTBundlesResponse{Bundles: map[string][]byte{"t": []byte("b")}}, field(1, text(1, "t"), text(2, "b"))},
+		"JWTBundlesResponse":     {&workloadapi.JWTBundlesResponse{Bundles: map[string][]byte{"t": []byte("b")}}, message(1, text(1, "t"), text(2, "b"))},
 		"ValidateJWTSVIDRequest": {&workloadapi.ValidateJWTSVIDRequest{Audience: "a", Svid: "t"}, join(text(1, "a"), text(2, "t"))},
 		"ValidateJWTSVIDResponse": {
 			&workloadapi.ValidateJWTSVIDResponse{SpiffeId: "i", Claims: claims},
-			join(text(1, "i"), field(2, field(1, text(1, "sub"), field(2, text(3, "s"))))),
+			join(text(1, "i"), message(2, message(1, text(1, "sub"), message(2, text(3, "s"))))),
 		},
 		"WITSVIDRequest": {&workloadapi.WITSVIDRequest{SpiffeId: "i"}, text(1, "i")},
 		"WITSVIDResponse": {
 			&workloadapi.WITSVIDResponse{Svids: []*workloadapi.WITSVID{{SpiffeId: "i", WitSvid: "t", WitSvidKey: "k", Hint: "h"}}},
-			field(1, text(1, "i"), text(2, "t"), text(3, "k"), text(4, "h")),
+			message(1, text(1, "i"), text(2, "t"), text(3, "k"), text(4, "h")),
 		},
 		"WITBundlesRequest":  {&workloadapi.WITBundlesRequest{}, []byte{}},
-		"WITBundlesResponse": {&workloadapi.WITBundlesResponse{Bundles: map[string]string{"t": "b"}}, field(1, text(1, "t"), text(2, "b"))},
+		"WITBundlesResponse": {&workloadapi.WITBundlesResponse{Bundles: map[string]string{"t": "b"}}, message(1, text(1, "t"), text(2, "b"))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -1,4 +1,4 @@
-package kubetest_test
+package test_test
 
 import (
 	"crypto/ecdsa"
@@ -56,7 +56,7 @@ func named(name string, members ...any) object {
 }
 
 // TestRefused has requests that an API server does not carry out.
-func TestRefused(t *testing.T) {
+func TestKubetestRefused(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	s := kubetest.Start(t)
@@ -111,7 +111,7 @@ func TestRefused(t *testing.T) {
 }
 
 // TestSigningRequests shows which subresource changes what.
-func TestSigningRequests(t *testing.T) {
+func TestKubetestSigningRequests(t *testing.T) {
 	t.Parallel()
 	s := kubetest.Start(t)
 	c, ctx := clientOf(t, s), t.Context()
@@ -184,7 +184,7 @@ func TestSigningRequests(t *testing.T) {
 }
 
 // TestFaults checks the answers to requests that a test makes fail.
-func TestFaults(t *testing.T) {
+func TestKubetestFaults(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		s := kubetest.StartOn(t, 1, memconn.Listen())
 		c, ctx := clientOf(t, s), t.Context()

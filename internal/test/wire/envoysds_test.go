@@ -1,4 +1,4 @@
-package envoysds_test
+package wire_test
 
 import (
 	"testing"
@@ -44,8 +44,8 @@ func inline(s string) *envoysds.DataSource {
 	return &envoysds.DataSource{Specifier: &envoysds.DataSource_InlineBytes{InlineBytes: []byte(s)}}
 }
 
-// TestBytes compares each message with bytes built by hand from the published field numbers.
-func TestBytes(t *testing.T) {
+// The tests of this package compare each message with bytes built by hand from the published field numbers.
+func TestEnvoySDSBytes(t *testing.T) {
 	t.Parallel()
 	node := &envoysds.Node{Id: "n", Cluster: "c"}
 	detail := &envoysds.Status{Code: 3, Message: "no"}

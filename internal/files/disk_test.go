@@ -1,4 +1,4 @@
-package disk_test
+package files_test
 
 import (
 	"os"

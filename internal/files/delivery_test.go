@@ -1,4 +1,4 @@
-package delivery_test
+package files_test
 
 import (
 	"testing"
@@ -9,7 +9,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-func TestNames(t *testing.T) {
+func TestDeliveryNames(t *testing.T) {
 	t.Parallel()
 	td := spiffe.MustParseTrustDomain("example.org")
 	require.Equal(t, "example.org.spiffe-trust-bundle.x509.pem", delivery.Bundle(td))
@@ -26,7 +26,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-func FuzzTrustDomain(f *testing.F) {
+func FuzzDeliveryTrustDomain(f *testing.F) {
 	for _, name := range []string{"example.org.spiffe-trust-bundle.x509.pem", "spiffe://a.spiffe-trust-bundle.x509.pem", "..spiffe-trust-bundle.x509.pem", "x"} {
 		f.Add(name)
 	}

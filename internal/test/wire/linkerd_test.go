@@ -1,4 +1,4 @@
-package linkerd_test
+package wire_test
 
 import (
 	"testing"
@@ -13,9 +13,8 @@ import (
 	"github.com/svidkit/svidkit/internal/test/wire/linkerd"
 )
 
-// TestBytes compares each message with bytes written by hand: a tag is the published field number
 // times eight, plus 2 for what has a length and 0 for a number.
-func TestBytes(t *testing.T) {
+func TestLinkerdBytes(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		msg  proto.Message

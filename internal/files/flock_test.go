@@ -1,4 +1,4 @@
-package flock_test
+package files_test
 
 import (
 	"os"
@@ -13,7 +13,7 @@ import (
 )
 
 // A lock belongs to the open file, so that two that are open stand in for two processes.
-func TestLock(t *testing.T) {
+func TestFlock(t *testing.T) {
 	t.Parallel()
 	if !flock.Supported {
 		t.Skip("no flock on this system")

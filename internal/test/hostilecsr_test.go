@@ -1,4 +1,4 @@
-package hostilecsr_test
+package test_test
 
 import (
 	"crypto/x509"
@@ -18,7 +18,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 )
 
-func TestNames(t *testing.T) {
+func TestHostileCSRNames(t *testing.T) {
 	t.Parallel()
 	cases := hostilecsr.Cases(t)
 	seen := map[string]bool{}
@@ -108,7 +108,7 @@ var refusedByStandardLibrary = map[string][]string{
 var refusedByNewest = map[string][]string{"san": {"IP of sixteen bytes"}}
 
 // TestSignable checks with crypto/x509 alone that the key of a signable request has signed it.
-func TestSignable(t *testing.T) {
+func TestHostileCSRSignable(t *testing.T) {
 	t.Parallel()
 	for _, c := range hostilecsr.Cases(t) {
 		if !c.Signable {
@@ -156,7 +156,7 @@ func unpack(t *testing.T, c hostilecsr.Case, der []byte) *x509.CertificateReques
 }
 
 // TestNotSignable checks that the strict reader of package pki refuses what the file says.
-func TestNotSignable(t *testing.T) {
+func TestHostileCSRNotSignable(t *testing.T) {
 	t.Parallel()
 	for _, c := range hostilecsr.Cases(t) {
 		if c.Signable {

@@ -1,4 +1,4 @@
-package istioca_test
+package wire_test
 
 import (
 	"testing"
@@ -13,9 +13,8 @@ import (
 	"github.com/svidkit/svidkit/internal/test/wire/istioca"
 )
 
-// TestBytes compares each message with bytes written by hand: a tag is the published field number
 // times eight, plus 2 for what has a length and 0 for a number.
-func TestBytes(t *testing.T) {
+func TestIstioCABytes(t *testing.T) {
 	t.Parallel()
 	signer := &structpb.Struct{Fields: map[string]*structpb.Value{"CertSigner": structpb.NewStringValue("x")}}
 	for name, test := range map[string]struct {

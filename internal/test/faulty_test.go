@@ -1,4 +1,4 @@
-package faulty_test
+package test_test
 
 import (
 	"context"
@@ -44,7 +44,7 @@ func get(ctx context.Context, c *http.Client, url string) string {
 	return string(b)
 }
 
-func TestDial(t *testing.T) {
+func TestFaulty(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := memconn.Listen()
