@@ -128,12 +128,12 @@ type Log struct {
 	sync  func(*os.File) error
 	dirs  func(dir string) error // sync of a directory
 
-	disk    chan struct{}  // holds a value while a batch is written
 	writing sync.WaitGroup // goroutines, one for each batch
 
 	mu      sync.Mutex
-	pending *batch // the next batch for the disk; nil for none
-	busy    bool   // the batch before is being written
+	pending *batch        // the next batch for the disk; nil for none
+	newest  chan struct{} // closed when the newest batch is written; nil before the first
+	busy    bool          // the batch before is being written
 	closed  bool
 	since   time.Time // when the current write began, or the last one ended
 	health  error     // the error of the last write
@@ -169,7 +169,7 @@ func newLog(path string, logger *slog.Logger) (*Log, error) {
 		return nil, fmt.Errorf("auditlog: %w", err)
 	}
 	return &Log{
-		path: path, log: ratelog.New(ratelog.Patient(logger), 0), disk: make(chan struct{}, 1),
+		path: path, log: ratelog.New(ratelog.Patient(logger), 0),
 		write: (*os.File).Write, sync: (*os.File).Sync, dirs: private.SyncDir,
 	}, nil
 }
@@ -231,8 +231,15 @@ func (l *Log) add(lines [][]byte) (*batch, error) {
 		return nil, fs.ErrClosed
 	}
 	if l.pending == nil {
-		l.pending = &batch{done: make(chan struct{})}
-		l.writing.Go(l.writePending)
+		before := l.newest
+		l.newest = make(chan struct{})
+		l.pending = &batch{done: l.newest}
+		l.writing.Go(func() {
+			if before != nil {
+				<-before
+			}
+			l.writePending()
+		})
 	}
 	b := l.pending
 	if len(b.lines)+len(lines) > maxQueue {
@@ -242,10 +249,8 @@ func (l *Log) add(lines [][]byte) (*batch, error) {
 	return b, nil
 }
 
-// writePending writes the pending batch when the batch before is done.
+// writePending writes the pending batch, after the batch before.
 func (l *Log) writePending() {
-	l.disk <- struct{}{}
-	defer func() { <-l.disk }()
 	// A caller that is about to add a record can share this fsync instead of waiting for the next.
 	runtime.Gosched()
 	l.mu.Lock()
