@@ -281,20 +281,21 @@ func (r *Reader) word() []byte {
 
 // quoted reads a string and returns it unescaped.
 func (r *Reader) quoted() []byte {
-	start := r.pos
-	for r.pos++; r.pos < len(r.data) && r.data[r.pos] != '"'; r.pos++ {
+	start, escaped := r.pos, false
+	for r.pos++; r.pos < len(r.data) && r.data[r.pos] != '"' && r.data[r.pos] >= ' '; r.pos++ {
 		if r.data[r.pos] == '\\' {
-			r.pos++ // the quote may be escaped
+			escaped = true
+			r.pos++ // the quote may be, too
 		}
 	}
-	r.pos = min(r.pos+1, len(r.data))
-	quoted := r.valid(start)
-	if quoted == nil {
+	if r.pos >= len(r.data) || r.data[r.pos] != '"' {
+		r.fail(Syntax, start, "not JSON: a string does not end, or has a control character")
 		return nil
 	}
-	text := quoted[1 : len(quoted)-1 : len(quoted)-1]
-	if bytes.IndexByte(text, '\\') >= 0 {
-		text = r.unescape(start, string(text))
+	r.pos++
+	text := r.data[start+1 : r.pos-1 : r.pos-1]
+	if escaped && r.valid(start) != nil {
+		return r.unescape(start, string(text))
 	}
 	return text
 }
