@@ -46,9 +46,9 @@ var usualSockets = []string{
 }
 
 const (
-	clockSkew   = time.Minute            // tolerated by validators of tokens
-	sdsTime     = 200 * time.Millisecond // within which a server without SDS refuses it
-	lateRenewal = 0.75                   // of its life; an identity should be renewed before
+	clockSkew   = time.Minute // tolerated by validators of tokens
+	sdsTime     = time.Second // within which a server without SDS refuses it
+	lateRenewal = 0.75        // of its life; an identity should be renewed before
 )
 
 // patient is the examination of a workload, step by step. A failed step ends the steps that need it.
