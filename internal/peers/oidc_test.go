@@ -264,7 +264,7 @@ func TestKeycloak(t *testing.T) {
 	mux.Handle("/", documents)
 
 	for _, realm := range []string{"prod", "oidc"} {
-		k.Do(t, "", doc{"realm": realm, "enabled": true, "sslRequired": "none", "accessTokenLifespan": 4})
+		k.Do(t, "", doc{"realm": realm, "enabled": true, "sslRequired": "none", "accessTokenLifespan": 8})
 	}
 	k.Do(t, "/prod/identity-provider/instances", doc{"alias": "spiffe", "providerId": "spiffe", "enabled": true, "config": doc{
 		"issuer": domain.ID().String(), "trustDomain": domain.ID().String(), "bundleEndpoint": web.URL + "/bundle",
