@@ -100,6 +100,9 @@ func NewProvider(cfg ProviderConfig) (http.Handler, error) {
 		used := limit.NewUses[athenzname.Service](maxUsed, maxUsed)
 		p.cfg.FirstUse = func(_ context.Context, document [32]byte, expires time.Time) (bool, error) {
 			n, err := used.Count(document, cfg.Service, expires)
+			if err != nil {
+				err = fmt.Errorf("%d documents were used lately, and no more can be remembered: %w", maxUsed, err)
+			}
 			return n == 1, err
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"crypto"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -136,8 +135,12 @@ func (p *keyCache) fetch(ctx context.Context, path string) (crypto.PublicKey, er
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// make space for one more
-	maps.DeleteFunc(p.keys, func(string, *fetchedKey) bool { return len(p.keys) >= maxKeys })
+	for other := range p.keys { // make space for one more
+		if len(p.keys) < maxKeys {
+			break
+		}
+		delete(p.keys, other)
+	}
 	p.keys[path] = &fetchedKey{key: key, at: asked}
 	return key, nil
 }

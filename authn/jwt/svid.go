@@ -6,6 +6,7 @@ import (
 	"net/http"
 
 	"github.com/svidkit/svidkit/authn"
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/internal/tokens/verifycache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -36,9 +37,12 @@ type svids struct {
 
 // Authenticate implements [authn.Authenticator].
 func (s *svids) Authenticate(r *http.Request) (*authn.Caller, error) {
-	text, err := authn.Bearer(r)
-	if err != nil {
-		return nil, err
+	text, ok := bearer.Token(r.Header) // whose form the validator checks, unless it remembers the token
+	if !ok || !bearer.Confidential(r) {
+		var err error
+		if text, err = authn.Bearer(r); err != nil {
+			return nil, err
+		}
 	}
 	proof, err := s.validator.Validate(text)
 	if err == nil {

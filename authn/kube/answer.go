@@ -50,19 +50,16 @@ func (s *status) account(token string, wanted []string) (*spiffe.Pod, error) {
 		return nil, fmt.Errorf("%w: the user %q is not in the group %s", ErrInvalidToken, s.User.Username,
 			accountsGroup)
 	}
-	p := &spiffe.Pod{Namespace: namespace, ServiceAccount: name, ServiceAccountUID: s.User.UID}
-	extra := map[string]*string{extraPodName: &p.Name, extraPodUID: &p.UID, extraNodeName: &p.Node}
-	for attribute, field := range extra {
-		if values := s.User.Extra[attribute]; len(values) > 0 {
-			*field = values[0]
-		}
+	p := &spiffe.Pod{
+		Namespace: namespace, ServiceAccount: name, ServiceAccountUID: s.User.UID,
+		Name: s.extra(extraPodName), UID: s.extra(extraPodUID), Node: s.extra(extraNodeName),
 	}
 	switch {
 	case p.Name != "" && !k8s.ValidName(p.Name):
 		err = fmt.Errorf("%.300q is not the name of a pod", p.Name)
 	case p.Node != "" && !k8s.ValidName(p.Node):
 		err = fmt.Errorf("%.300q is not the name of a node", p.Node)
-	case max(len(p.ServiceAccountUID), len(p.UID)) > 128 || !bearer.Printable(p.ServiceAccountUID+p.UID):
+	case !validUID(p.ServiceAccountUID) || !validUID(p.UID):
 		err = errors.New("a UID has more than 128 bytes, or some that are not printable ASCII")
 	}
 	if err != nil {
@@ -70,3 +67,13 @@ func (s *status) account(token string, wanted []string) (*spiffe.Pod, error) {
 	}
 	return p, nil
 }
+
+// extra returns the first value of an extra attribute of the user, or "".
+func (s *status) extra(name string) string {
+	if values := s.User.Extra[name]; len(values) > 0 {
+		return values[0]
+	}
+	return ""
+}
+
+func validUID(s string) bool { return len(s) <= 128 && bearer.Printable(s) }

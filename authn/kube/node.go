@@ -226,8 +226,12 @@ func (n *NodeAuthorizer) last(q question) *known {
 	defer n.mu.Unlock()
 	k := n.known[q]
 	if k == nil {
-		// make space for one more
-		maps.DeleteFunc(n.known, func(question, *known) bool { return len(n.known) >= maxQuestions })
+		for other := range n.known { // make space for one more
+			if len(n.known) < maxQuestions {
+				break
+			}
+			delete(n.known, other)
+		}
 		k = &known{turn: make(chan struct{}, 1)}
 		n.known[q] = k
 	}

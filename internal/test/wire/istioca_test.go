@@ -3,17 +3,12 @@ package wire_test
 import (
 	"testing"
 
-	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
-
-	"github.com/svidkit/svidkit/internal/test/must"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/svidkit/svidkit/internal/test/wire/istioca"
 )
 
-// times eight, plus 2 for what has a length and 0 for a number.
 func TestIstioCABytes(t *testing.T) {
 	t.Parallel()
 	signer := &structpb.Struct{Fields: map[string]*structpb.Value{"CertSigner": structpb.NewStringValue("x")}}
@@ -40,13 +35,6 @@ func TestIstioCABytes(t *testing.T) {
 			"\x0a\x05leaf\n" + "\x0a\x00" + "\x0a\x06roots\n",
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got := must.Get(proto.MarshalOptions{Deterministic: true}.Marshal(test.msg))(t)
-			assert.Equal(t, test.want, string(got))
-			back := test.msg.ProtoReflect().New().Interface()
-			require.NoError(t, proto.Unmarshal([]byte(test.want), back))
-			assert.True(t, proto.Equal(test.msg, back))
-		})
+		check(t, name, test.msg, test.want)
 	}
 }

@@ -4,12 +4,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
-
-	"github.com/svidkit/svidkit/internal/test/must"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 )
 
@@ -54,14 +52,7 @@ func TestWorkloadAPIBytes(t *testing.T) {
 		"WITBundlesRequest":  {&workloadapi.WITBundlesRequest{}, []byte{}},
 		"WITBundlesResponse": {&workloadapi.WITBundlesResponse{Bundles: map[string]string{"t": "b"}}, message(1, text(1, "t"), text(2, "b"))},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			assert.Equal(t, name, string(test.msg.ProtoReflect().Descriptor().Name()))
-			got := must.Get(proto.MarshalOptions{Deterministic: true}.Marshal(test.msg))(t)
-			assert.Equal(t, test.want, got)
-			back := test.msg.ProtoReflect().New().Interface()
-			require.NoError(t, proto.Unmarshal(test.want, back))
-			assert.True(t, proto.Equal(test.msg, back))
-		})
+		assert.Equal(t, name, string(test.msg.ProtoReflect().Descriptor().Name()))
+		check(t, name, test.msg, string(test.want))
 	}
 }
