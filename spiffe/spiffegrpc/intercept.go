@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/svidkit/svidkit/internal/tokens/bearer"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/provenpeer"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -312,7 +313,7 @@ func (p perRPC) GetRequestMetadata(ctx context.Context, _ ...string) (map[string
 		return nil, status.FromContextError(ctx.Err()).Err()
 	case err != nil:
 		return nil, status.Errorf(codes.Unauthenticated, "no token: %v", err)
-	case token == "", strings.ContainsFunc(token, func(c rune) bool { return c <= ' ' || c > '~' }):
+	case token == "", !bearer.Printable(token):
 		return nil, status.Error(codes.Unauthenticated, "no token: what the function of TokenCredentials has "+
 			"returned is empty, or not one word of printable ASCII")
 	}
