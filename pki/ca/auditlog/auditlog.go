@@ -139,7 +139,10 @@ type Log struct {
 	health  error     // the error of the last write
 	last    digest    // the hash of the last line, here or in an earlier file
 
-	written fs.FileInfo // of the file that was written last; for the goroutine that writes
+	// For the goroutine that writes, and for Close after it.
+	file    *os.File    // stays open between writes; nil at first, and after an error
+	written fs.FileInfo // of the file that was written last, as it was before
+	size    int64       // of that file after it
 }
 
 // batch goes to the disk together: records, or none, to check that the disk works.
@@ -327,19 +330,34 @@ func (l *Log) Close() error {
 	l.closed = true
 	l.mu.Unlock()
 	l.writing.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.leave()
 	return nil
 }
 
 // commit writes the lines at the end of the file that is at path now, or creates it, waits for the disk, and returns
 // the hash of the last line.
 func (l *Log) commit(lines [][]byte) (last digest, err error) {
-	f, err := private.OpenFile(l.path, os.O_RDWR|os.O_APPEND|os.O_CREATE, private.Options{Warn: func(err error) {
-		l.log.Warn("auditlog: other users can change the audit log", err.Error(), slog.Any("err", err))
-	}})
-	if err != nil {
-		return last, err
+	if len(lines) == 0 {
+		l.leave() // to look at owners and modes again
 	}
-	defer f.Close() // which unlocks it, too; all of it went through fsync
+	if l.file == nil {
+		l.file, err = private.OpenFile(l.path, os.O_RDWR|os.O_APPEND|os.O_CREATE, private.Options{Warn: func(err error) {
+			l.log.Warn("auditlog: other users can change the audit log", err.Error(), slog.Any("err", err))
+		}})
+		if err != nil {
+			return last, err
+		}
+	}
+	f := l.file
+	defer func() {
+		if err != nil || !flock.Supported { // Windows renames no open file
+			l.leave()
+		} else {
+			_ = flock.Unlock(f)
+		}
+	}()
 	info, err := l.lock(f)
 	if err != nil {
 		return last, err
@@ -361,9 +379,17 @@ func (l *Log) commit(lines [][]byte) (last digest, err error) {
 		}
 	}
 	if err = l.sync(f); err == nil {
-		l.written = info
+		l.written, l.size = info, info.Size()+int64(len(text))
 	}
 	return last, err
+}
+
+// leave closes the file, which unlocks it, too. All of it went through fsync, or failed.
+func (l *Log) leave() {
+	if l.file != nil {
+		l.file.Close()
+		l.file = nil
+	}
 }
 
 // probe returns an error if the disk has no room for another record. It writes to a file of its own, as every line in
@@ -423,11 +449,12 @@ func (l *Log) lock(f *os.File) (fs.FileInfo, error) {
 // end returns the hash of the last line of f, and whether that line lacks its newline. An empty file continues what
 // was in it, or the file that was moved away last, which another process may have written.
 func (l *Log) end(f *os.File, info fs.FileInfo) (last digest, torn bool, err error) {
-	if info.Size() > 0 {
-		return end(f, info.Size())
-	}
-	if l.written != nil && os.SameFile(l.written, info) {
+	same := l.written != nil && os.SameFile(l.written, info)
+	switch {
+	case same && (info.Size() == 0 || info.Size() == l.size):
 		return l.last, false, nil
+	case info.Size() > 0:
+		return end(f, info.Size())
 	}
 	files, err := Files(l.path)
 	if len(files) < 2 || err != nil {
