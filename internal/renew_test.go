@@ -1,10 +1,11 @@
-package renew_test
+package internal_test
 
 import (
 	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -52,7 +53,7 @@ func TestRenewAt(t *testing.T) {
 	}
 }
 
-func TestPoll(t *testing.T) {
+func TestRenewPoll(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		hint, floor, ceiling time.Duration
@@ -72,16 +73,7 @@ func TestPoll(t *testing.T) {
 	}
 }
 
-// refused is an error that says when to ask again.
-type refused struct {
-	after time.Duration
-	again bool
-}
-
-func (refused) Error() string                               { return "not now" }
-func (r refused) Retryable() (after time.Duration, ok bool) { return r.after, r.again }
-
-func TestNewFailure(t *testing.T) {
+func TestRenewNewFailure(t *testing.T) {
 	t.Parallel()
 	plain := errors.New("down")
 	for _, c := range []struct {
@@ -89,12 +81,12 @@ func TestNewFailure(t *testing.T) {
 		want renew.Failure
 	}{
 		{plain, renew.Failure{Times: 3}},
-		{refused{h, true}, renew.Failure{Times: 3, Wish: h}},
-		{refused{0, true}, renew.Failure{Times: 3}},
-		{refused{-h, true}, renew.Failure{Times: 3}},
-		{refused{0, false}, renew.Failure{Times: 3, Final: true}},
-		{fmt.Errorf("x: %w", refused{h, true}), renew.Failure{Times: 3, Wish: h}},
-		{errors.Join(plain, refused{h, true}), renew.Failure{Times: 3, Wish: h}},
+		{says{after: h, ok: true}, renew.Failure{Times: 3, Wish: h}},
+		{says{ok: true}, renew.Failure{Times: 3}},
+		{says{after: -h, ok: true}, renew.Failure{Times: 3}},
+		{says{}, renew.Failure{Times: 3, Final: true}},
+		{fmt.Errorf("x: %w", says{after: h, ok: true}), renew.Failure{Times: 3, Wish: h}},
+		{errors.Join(plain, says{after: h, ok: true}), renew.Failure{Times: 3, Wish: h}},
 	} {
 		assert.Equal(t, c.want, renew.NewFailure(3, c.err))
 	}
@@ -102,7 +94,7 @@ func TestNewFailure(t *testing.T) {
 
 func times(n int) renew.Failure { return renew.Failure{Times: n} }
 
-func TestBackoff(t *testing.T) {
+func TestRenewBackoff(t *testing.T) {
 	t.Parallel()
 	b := renew.Backoff{Low: 50 * ms, First: s, High: 30 * s, Wish: m}
 	for name, c := range map[string]struct {
@@ -136,7 +128,7 @@ var (
 	quick      = renew.Patience{Low: 250 * ms, Impatient: 5 * s, Longest: 30 * s, Wish: 5 * s}
 )
 
-func TestPatience(t *testing.T) {
+func TestRenewPatience(t *testing.T) {
 	t.Parallel()
 	wish := func(d time.Duration) renew.Failure { return renew.Failure{Times: 1, Wish: d} }
 	final := renew.Failure{Times: 1, Final: true}
@@ -216,7 +208,7 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-func TestNextEnd(t *testing.T) {
+func TestRenewNextEnd(t *testing.T) {
 	t.Parallel()
 	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	at := func(d time.Duration) time.Time { return noon.Add(d) }
@@ -236,7 +228,7 @@ func TestNextEnd(t *testing.T) {
 	}
 }
 
-func TestAttemptTime(t *testing.T) {
+func TestRenewAttemptTime(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ left, want time.Duration }{
 		{0, 30 * s},
@@ -249,8 +241,8 @@ func TestAttemptTime(t *testing.T) {
 	}
 }
 
-// TestElapsed is what can be said of a clock that jumps, which no test can make it do.
-func TestElapsed(t *testing.T) {
+// What has passed by clocks that say different things brings the next attempt of a Loop nearer.
+func TestRenewElapsed(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ mono, wall, want time.Duration }{
 		"both walk":                    {m, m, m},
@@ -262,7 +254,15 @@ func TestElapsed(t *testing.T) {
 		"put back a little":            {m, 59 * s, m},
 		"clocks of different machines": {-h, -h, 0},
 	} {
-		assert.Equal(t, c.want, renew.ElapsedBy(c.mono, c.wall), name)
+		var mu sync.Mutex
+		l, e, now := renew.Loop[*renew.Entry]{Mu: &mu, Hold: true}, new(renew.Entry), time.Now()
+		mono, wall := now, now.Round(0)
+		l.SetClock(func() (time.Time, time.Time) { return mono, wall })
+		mu.Lock()
+		l.Put(e, 24*h)
+		mono, wall = mono.Add(c.mono), wall.Add(c.wall)
+		assert.Equal(t, c.want, 24*h-l.Next(e).Sub(wall), name)
+		mu.Unlock()
 	}
 	now := time.Now()
 	assert.Equal(t, h, renew.Elapsed(now, now.Add(h)))
