@@ -14,13 +14,12 @@ import (
 	"github.com/svidkit/svidkit/internal/renew"
 )
 
-const h, m, s, ms = time.Hour, time.Minute, time.Second, time.Millisecond
-
 // almostOne is the largest random number.
 var almostOne = math.Nextafter(1, 0)
 
 func TestRenewAt(t *testing.T) {
 	t.Parallel()
+	const h, m, s, ms = time.Hour, time.Minute, time.Second, time.Millisecond
 	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	at := func(d time.Duration) time.Time { return noon.Add(d) }
 	for name, c := range map[string]struct {
@@ -55,6 +54,7 @@ func TestRenewAt(t *testing.T) {
 
 func TestRenewPoll(t *testing.T) {
 	t.Parallel()
+	const h, m, s, ms = time.Hour, time.Minute, time.Second, time.Millisecond
 	for name, c := range map[string]struct {
 		hint, floor, ceiling time.Duration
 		low, high            time.Duration // the range over all random numbers
@@ -75,6 +75,7 @@ func TestRenewPoll(t *testing.T) {
 
 func TestRenewNewFailure(t *testing.T) {
 	t.Parallel()
+	const h = time.Hour
 	plain := errors.New("down")
 	for _, c := range []struct {
 		err  error
@@ -96,6 +97,7 @@ func times(n int) renew.Failure { return renew.Failure{Times: n} }
 
 func TestRenewBackoff(t *testing.T) {
 	t.Parallel()
+	const h, m, s, ms = time.Hour, time.Minute, time.Second, time.Millisecond
 	b := renew.Backoff{Low: 50 * ms, First: s, High: 30 * s, Wish: m}
 	for name, c := range map[string]struct {
 		f         renew.Failure
@@ -121,15 +123,14 @@ func TestRenewBackoff(t *testing.T) {
 	assert.LessOrEqual(t, renew.Backoff{Low: s, First: h, High: renew.Longest}.Wait(times(99), almostOne), renew.Longest)
 }
 
-// identities is the patience of an identity, and tokens that of a token.
-var (
-	identities = renew.Patience{Impatient: 30 * s, Longest: 30 * m, Wish: h}
-	tokens     = renew.Patience{Impatient: 5 * s, Longest: 30 * s, Wish: 5 * s}
-	quick      = renew.Patience{Low: 250 * ms, Impatient: 5 * s, Longest: 30 * s, Wish: 5 * s}
-)
-
 func TestRenewPatience(t *testing.T) {
 	t.Parallel()
+	const h, m, s, ms = time.Hour, time.Minute, time.Second, time.Millisecond
+	var (
+		identities = renew.Patience{Impatient: 30 * s, Longest: 30 * m, Wish: h}
+		tokens     = renew.Patience{Impatient: 5 * s, Longest: 30 * s, Wish: 5 * s}
+		quick      = renew.Patience{Low: 250 * ms, Impatient: 5 * s, Longest: 30 * s, Wish: 5 * s}
+	)
 	wish := func(d time.Duration) renew.Failure { return renew.Failure{Times: 1, Wish: d} }
 	final := renew.Failure{Times: 1, Final: true}
 	for name, c := range map[string]struct {
@@ -210,6 +211,7 @@ func TestRenewPatience(t *testing.T) {
 
 func TestRenewNextEnd(t *testing.T) {
 	t.Parallel()
+	const h = time.Hour
 	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	at := func(d time.Duration) time.Time { return noon.Add(d) }
 	for _, c := range []struct {
@@ -230,6 +232,7 @@ func TestRenewNextEnd(t *testing.T) {
 
 func TestRenewAttemptTime(t *testing.T) {
 	t.Parallel()
+	const h, m, s = time.Hour, time.Minute, time.Second
 	for _, c := range []struct{ left, want time.Duration }{
 		{0, 30 * s},
 		{-h, 30 * s},
@@ -244,6 +247,7 @@ func TestRenewAttemptTime(t *testing.T) {
 // What has passed by clocks that say different things brings the next attempt of a Loop nearer.
 func TestRenewElapsed(t *testing.T) {
 	t.Parallel()
+	const h, m, s, ms = time.Hour, time.Minute, time.Second, time.Millisecond
 	for name, c := range map[string]struct{ mono, wall, want time.Duration }{
 		"both walk":                    {m, m, m},
 		"drift is not believed":        {m, m + 900*ms, m},
