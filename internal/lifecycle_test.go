@@ -315,7 +315,7 @@ func TestLifecycleContextOfWorkEnds(t *testing.T) {
 	}
 }
 
-// TestLifecycleReady: the error says what is missing, why nothing is being done, and why the wait has ended, each once.
+// The error says what is missing, why nothing is being done, and why the wait has ended, each once.
 func TestLifecycleReady(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var l lifecycle.Life

@@ -101,7 +101,7 @@ func TestRateLogWarnKinds(t *testing.T) {
 	})
 }
 
-// TestRateLogOf: a second name is seen, and names without end crowd out neither reasons nor, once they have ended, other names.
+// A second name is seen, and names without end crowd out neither reasons nor, once they have ended, other names.
 func TestRateLogOf(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -186,7 +186,7 @@ func TestRateLogLevels(t *testing.T) {
 	})
 }
 
-// TestRateLogErrorLog has the lines of net/http: failed handshakes are counted, and all else reaches the standard logger. It is not
+// The lines of net/http: failed handshakes are counted, and all else reaches the standard logger. It is not
 // parallel, as that is one for all.
 func TestRateLogErrorLog(t *testing.T) {
 	out, standard := &lines{}, &lines{}

@@ -50,7 +50,7 @@ func writeUntilRefused(c *tls.Conn) (err error) {
 	return err
 }
 
-// TestTLSAlertData: what is not an alert reaches the reader, also if it is as long as one, and a write that fails beside it.
+// What is not an alert reaches the reader, also if it is as long as one, and a write that fails beside it.
 func TestTLSAlertData(t *testing.T) {
 	t.Parallel()
 	for name, sent := range map[string][]string{"a word": {"bye, bye"}, "two bytes, and more": {"OK", "bye"}, "more, and two bytes": {"bye", "OK"}, "nothing": nil} {
@@ -96,7 +96,7 @@ func TestTLSAlertData(t *testing.T) {
 	})
 }
 
-// TestTLSAlertFirstWrites: a reader that finds an alert returns after the writes with which its client begins: 1, or 2 by h2.
+// A reader that finds an alert returns after the writes with which its client begins: 1, or 2 by h2.
 func TestTLSAlertFirstWrites(t *testing.T) {
 	t.Parallel()
 	for proto, first := range map[string]int{"http/1.1": 1, "h2": 2} {
@@ -122,7 +122,7 @@ func TestTLSAlertFirstWrites(t *testing.T) {
 	}
 }
 
-// TestTLSAlertDamaged: a server that sends what only looks like an alert does not hold up the writer, who would wait for itself when
+// A server that sends what only looks like an alert does not hold up the writer, who would wait for itself when
 // crypto/tls answers.
 func TestTLSAlertDamaged(t *testing.T) {
 	rounds.NotShort(t)
