@@ -13,7 +13,7 @@ import (
 )
 
 // The kernel is asked: it refuses to make a directory durable that is on no disk.
-func TestSyncDirReachesTheKernel(t *testing.T) {
+func TestDiskSyncDirReachesTheKernel(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("needs /proc")

@@ -11,7 +11,13 @@ import (
 
 	"github.com/svidkit/svidkit/internal/files"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 )
+
+func TestMain(m *testing.M) {
+	rounds.Parallel(8)
+	m.Run()
+}
 
 func TestRead(t *testing.T) {
 	t.Parallel()

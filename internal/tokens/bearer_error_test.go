@@ -1,4 +1,4 @@
-package bearer_test
+package tokens_test
 
 import (
 	"crypto/tls"
@@ -14,7 +14,7 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
-func TestRedactError(t *testing.T) {
+func TestBearerRedactError(t *testing.T) {
 	t.Parallel()
 	const secret = "abcdefghijklmnopqrst"
 	fit := fmt.Errorf("read: %w", io.ErrUnexpectedEOF)

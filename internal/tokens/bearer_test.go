@@ -1,4 +1,4 @@
-package bearer_test
+package tokens_test
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
-func TestConfidential(t *testing.T) {
+func TestBearerConfidential(t *testing.T) {
 	t.Parallel()
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
 	r.RemoteAddr = "@"

@@ -1,4 +1,4 @@
-package kubefollow_test
+package kube_test
 
 import (
 	"context"
@@ -14,12 +14,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/svidkit/svidkit/internal/test/must"
-
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/kube/kubefollow"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/internal/test/memconn"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // follow follows things of an API server until the test, which is in a bubble, ends, and returns what State is told.
@@ -64,7 +63,7 @@ func follow(t *testing.T, serve func(w http.ResponseWriter, query url.Values)) (
 }
 
 // After a page that was too large, pages are small, and grow again: not all objects are large.
-func TestPagesGrowAgain(t *testing.T) {
+func TestFollowPagesGrowAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -93,7 +92,7 @@ func TestPagesGrowAgain(t *testing.T) {
 
 // Once a watch has lasted, failures from before do not count: the next one is met by a short wait, and the objects are not listed
 // again.
-func TestFailuresAreForgotten(t *testing.T) {
+func TestFollowFailuresAreForgotten(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		begun := time.Now()

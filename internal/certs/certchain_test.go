@@ -1,4 +1,4 @@
-package certchain_test
+package certs_test
 
 import (
 	"crypto/rsa"
@@ -15,7 +15,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
-func TestCheckSize(t *testing.T) {
+func TestCertchainCheckSize(t *testing.T) {
 	t.Parallel()
 	leaf := spiffetest.NewCA(t, "example.org").SVID("/web").Leaf()
 	most := slices.Repeat([]*x509.Certificate{leaf}, 16)
@@ -27,7 +27,7 @@ func TestCheckSize(t *testing.T) {
 	require.ErrorIs(t, certchain.CheckSize([]*x509.Certificate{leaf, {Raw: make([]byte, 64<<10)}}), spiffe.ErrTooLarge)
 }
 
-func TestSelfSigned(t *testing.T) {
+func TestCertchainSelfSigned(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	assert.True(t, certchain.SelfSigned(ca.Root()))
@@ -42,7 +42,7 @@ func TestSelfSigned(t *testing.T) {
 }
 
 // A CA cannot make us compute with a huge key: a modulus that fills the chain takes a quarter of a minute.
-func TestHugeKeys(t *testing.T) {
+func TestCertchainHugeKeys(t *testing.T) {
 	t.Parallel()
 	leaf := spiffetest.NewCA(t, "example.org").SVID("/web").Leaf()
 	// root says that it is self-signed, and looks it until its signature is checked.

@@ -1,4 +1,4 @@
-package certpem_test
+package certs_test
 
 import (
 	"crypto/ecdsa"
@@ -36,7 +36,7 @@ func countRoots(secret *pki.Secret, err error) (int, error) {
 }
 
 // Every reader of certificates takes text around blocks, and refuses a block that is torn.
-func TestOneRule(t *testing.T) {
+func TestPEMOneRule(t *testing.T) {
 	t.Parallel()
 	td := spiffe.MustParseTrustDomain("example.org")
 	count := func(certs []*x509.Certificate, err error) (int, error) { return len(certs), err }
@@ -96,7 +96,7 @@ func TestOneRule(t *testing.T) {
 }
 
 // A private key is read under the label of any form.
-func TestLabels(t *testing.T) {
+func TestPEMLabels(t *testing.T) {
 	t.Parallel()
 	leaf := file(t, "leaf.pem")
 	for _, name := range []string{"pkcs8-as-ec.pem", "sec1-as-private.pem"} {
@@ -114,7 +114,7 @@ func TestLabels(t *testing.T) {
 }
 
 // What package pki calls weak is refused with the certificate, too.
-func TestWeakKeys(t *testing.T) {
+func TestPEMWeakKeys(t *testing.T) {
 	t.Parallel()
 	p224 := must.Get(ecdsa.GenerateKey(elliptic.P224(), rand.Reader))(t)
 	pkcs8 := must.Get(x509.MarshalPKCS8PrivateKey(p224))(t)

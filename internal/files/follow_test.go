@@ -1,4 +1,4 @@
-package follow_test
+package files_test
 
 import (
 	"bytes"
@@ -31,11 +31,6 @@ import (
 
 func openFile(path string) (*os.File, error) {
 	return private.OpenFile(path, os.O_RDONLY, private.Options{})
-}
-
-func TestMain(m *testing.M) {
-	rounds.Parallel(8)
-	m.Run()
 }
 
 const patience = time.Minute // for a slow machine
@@ -128,7 +123,7 @@ func onlyUnix(t testing.TB) {
 
 // Each way to replace files is noticed by a notification alone (an hour is never polled in a test), and by
 // polling alone.
-func TestChanges(t *testing.T) {
+func TestFollowChanges(t *testing.T) {
 	t.Parallel()
 	onlyUnix(t)
 	for name, change := range map[string]struct {
@@ -196,7 +191,7 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-func TestKeepsTheLastGoodFiles(t *testing.T) {
+func TestFollowKeepsTheLastGoodFiles(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	onlyUnix(t)
@@ -234,7 +229,7 @@ func TestKeepsTheLastGoodFiles(t *testing.T) {
 }
 
 // A watch survives that the directory is replaced.
-func TestFolderReplaced(t *testing.T) {
+func TestFollowFolderReplaced(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	onlyUnix(t)
@@ -251,7 +246,7 @@ func TestFolderReplaced(t *testing.T) {
 }
 
 // Readers never see two halves, however often the files are replaced.
-func TestNoTornPairs(t *testing.T) {
+func TestFollowNoTornPairs(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	onlyUnix(t)
@@ -285,7 +280,7 @@ func (m *memory) put(files map[string]string) {
 	m.now.Store(&next)
 }
 
-func TestOtherFileSystem(t *testing.T) {
+func TestFollowOtherFileSystem(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := new(memory)
@@ -343,7 +338,7 @@ func TestOtherFileSystem(t *testing.T) {
 }
 
 // Files that are written one after the other are read when that has come to its end.
-func TestWaitsForTheLastFile(t *testing.T) {
+func TestFollowWaitsForTheLastFile(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-7.10-9")
 	synctest.Test(t, func(t *testing.T) {
@@ -375,7 +370,7 @@ func (c *changing) Open(name string) (fs.File, error) {
 	return fstest.MapFS{name: {Data: fmt.Append(nil, c.n), Mode: 0o600}}.Open(name)
 }
 
-func TestRead(t *testing.T) {
+func TestFollowRead(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("enough")
 	done, cancel := context.WithCancelCause(t.Context())
@@ -418,7 +413,7 @@ func (o opens) Open(name string) (fs.File, error) { return o(name) }
 
 // With Each, a file that cannot be read is given to take with the reason, and the others are not held up. What take has
 // accepted before is given to it again when it comes back after an error, as it may have taken a part of what came between.
-func TestEach(t *testing.T) {
+func TestFollowEach(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := new(memory)
@@ -452,7 +447,7 @@ func TestEach(t *testing.T) {
 }
 
 // Of files that are too large together the largest are left out, and the others are read.
-func TestTotal(t *testing.T) {
+func TestFollowTotal(t *testing.T) {
 	t.Parallel()
 	m := new(memory)
 	var got string
@@ -486,7 +481,7 @@ func TestTotal(t *testing.T) {
 
 // Set replaces the paths: take gets the files at the new ones, which are no news, soon, and also those that it has had if
 // it is called with the same paths. With Each, a file that does not exist is given with the reason.
-func TestSet(t *testing.T) {
+func TestFollowSet(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := new(memory)

@@ -1,4 +1,4 @@
-package token_test
+package tokens_test
 
 import (
 	"errors"
@@ -29,7 +29,7 @@ func newBundle(t testing.TB, td string) *spiffe.Bundle {
 	return must.Get(spiffe.NewBundle(spiffe.MustParseTrustDomain(td), spiffe.BundleContents{}))(t)
 }
 
-func TestRemembered(t *testing.T) {
+func TestTokenRemembered(t *testing.T) {
 	t.Parallel()
 	src := &source{bundle: newBundle(t, "example.org")}
 	c := must.Get(token.NewChecker[string](kind, src, nil, nil))(t)
@@ -67,7 +67,7 @@ func TestRemembered(t *testing.T) {
 }
 
 // In a memory that is full, a new token takes the place of the token that ends first.
-func TestMemoryReplaces(t *testing.T) {
+func TestTokenMemoryReplaces(t *testing.T) {
 	t.Parallel()
 	m, trust := token.NewMemory[int, int](4), new(int) // one set
 	for i, left := range []time.Duration{10, 11, 12, 13, 9, 20} {
@@ -79,7 +79,7 @@ func TestMemoryReplaces(t *testing.T) {
 	}
 }
 
-func TestError(t *testing.T) {
+func TestTokenError(t *testing.T) {
 	t.Parallel()
 	down := errors.New("spiffe: down")
 	e := &token.Error{Kind: kind, Reason: token.BundleSource, ID: webID, Rule: "R", Err: down}

@@ -1,4 +1,4 @@
-package kubefollow_test
+package kube_test
 
 import (
 	"bytes"
@@ -34,13 +34,13 @@ type thing struct {
 	Text string `json:"text"`
 }
 
-// cluster answers lists page by page, as the test lets it, and watches with events of the test.
-type cluster struct {
+// things answers lists page by page, as the test lets it, and watches with events of the test.
+type things struct {
 	pages  chan []string // one for each request of a page; the last page of a list is marked by ""
 	events chan string   // "ADDED name text"; "" ends the watch
 }
 
-func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (c *things) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if r.URL.Query().Get("watch") == "" {
 		items, next := []any{}, "more"
@@ -82,10 +82,10 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // A list counts when its last page is there, not before: until then what later pages have would be taken for missing. A second
 // list replaces the first as a whole.
-func TestListOfPages(t *testing.T) {
+func TestFollowListOfPages(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		c := &cluster{pages: make(chan []string), events: make(chan string)}
+		c := &things{pages: make(chan []string), events: make(chan string)}
 		l := memconn.Listen()
 		srv := &http.Server{Handler: c}
 		var running sync.WaitGroup
@@ -164,7 +164,7 @@ func TestListOfPages(t *testing.T) {
 
 // An object is written when it is not as it should be, at once and then not before Again is over, whether that went well or not,
 // and each for itself.
-func TestWritesAgain(t *testing.T) {
+func TestKeeperWritesAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -240,7 +240,7 @@ func TestWritesAgain(t *testing.T) {
 }
 
 // What another replica did first is no failure; a lack of rights is told with its remedy.
-func TestWhatIsTold(t *testing.T) {
+func TestKeeperWhatIsTold(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		err  error

@@ -1,4 +1,4 @@
-package follow_test
+package files_test
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 
 // A notification between two changes of one set has the files read again, and not taken sooner: that they are as they were a
 // moment ago says nothing of the writer.
-func TestNotificationIsNoAgreement(t *testing.T) {
+func TestFollowNotificationIsNoAgreement(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	dir := t.TempDir()

@@ -1,4 +1,4 @@
-package token_test
+package tokens_test
 
 import (
 	"bytes"
@@ -13,7 +13,6 @@ import (
 	"io"
 	"math/big"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -26,15 +25,6 @@ import (
 )
 
 var kind = &token.Kind{Package: "test", What: "token", Form: "F", Algorithm: "A", Subject: "S", Bundle: "B", Expires: "E", NotBefore: "N"}
-
-var rsa2048 = sync.OnceValue(func() *rsa.PrivateKey {
-	return must.Do(rsa.GenerateKey(rand.Reader, 2048))
-})
-
-func ecKey(t testing.TB, c elliptic.Curve) *ecdsa.PrivateKey {
-	t.Helper()
-	return must.Get(ecdsa.GenerateKey(c, rand.Reader))(t)
-}
 
 // keys has a key for each algorithm.
 func keys(t testing.TB) map[jws.Algorithm]crypto.Signer {
@@ -83,7 +73,7 @@ func parse(t testing.TB, text string) *token.Signed {
 
 // Tokens of all algorithms are as their RFC says, by a judge that shares no code with go-jose, and those
 // that are not are refused.
-func TestAlgorithms(t *testing.T) {
+func TestTokenAlgorithms(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	for a, key := range keys(t) {
@@ -129,7 +119,7 @@ func TestAlgorithms(t *testing.T) {
 
 // The header decides the algorithm only as long as the key fits: an RSA signature of one algorithm is
 // none of another.
-func TestAlgorithmsOfOneKey(t *testing.T) {
+func TestTokenAlgorithmsOfOneKey(t *testing.T) {
 	t.Parallel()
 	key := rsa2048()
 	for b := jws.RS256; b <= jws.PS512; b++ {
@@ -152,7 +142,7 @@ func TestAlgorithmsOfOneKey(t *testing.T) {
 }
 
 // A signature with PSS has a salt as long as its hash, and no other (RFC 7518 section 3.5).
-func TestSalt(t *testing.T) {
+func TestTokenSalt(t *testing.T) {
 	t.Parallel()
 	key := rsa2048()
 	input := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"PS256"}`)) + ".e30"
@@ -174,7 +164,7 @@ type badSigner struct {
 
 func (b badSigner) Sign(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) { return b.sig, b.err }
 
-func TestBadSigners(t *testing.T) {
+func TestTokenBadSigners(t *testing.T) {
 	t.Parallel()
 	key := ecKey(t, elliptic.P256())
 	_, err := token.NewSigner(nil, "", "", "JWT")

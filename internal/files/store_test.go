@@ -1,4 +1,4 @@
-package store_test
+package files_test
 
 import (
 	"errors"
@@ -22,12 +22,12 @@ func newStore(t *testing.T, path string) *store.Store {
 	return store.New(path, "own", func(err error) { t.Error(err) })
 }
 
-func write(t *testing.T, s *store.Store, name, text string) {
+func writeIn(t *testing.T, s *store.Store, name, text string) {
 	t.Helper()
 	require.NoError(t, s.Use(func(f *store.Folder) error { return f.Write(name, []byte(text)) }))
 }
 
-func read(s *store.Store, name string, limit int64, keys bool) (text string, err error) {
+func readIn(s *store.Store, name string, limit int64, keys bool) (text string, err error) {
 	err = s.Use(func(f *store.Folder) error {
 		data, err := f.Read(name, limit, keys)
 		text = string(data)
@@ -41,14 +41,14 @@ func TestStore(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "b")
 	s := newStore(t, path)
 	assert.NoDirExists(t, path, "New does nothing")
-	require.ErrorIs(t, must.Err(read(s, "file", 100, false)), fs.ErrNotExist)
+	require.ErrorIs(t, must.Err(readIn(s, "file", 100, false)), fs.ErrNotExist)
 	require.NoError(t, os.WriteFile(filepath.Join(path, "file.new"), []byte("of a crash"), 0o600))
 	for _, text := range []string{"one", "", "three"} {
-		write(t, s, "file", text)
-		assert.Equal(t, text, must.Get(read(s, "file", 5, true))(t))
+		writeIn(t, s, "file", text)
+		assert.Equal(t, text, must.Get(readIn(s, "file", 5, true))(t))
 	}
 	assert.NoFileExists(t, filepath.Join(path, "file.new"))
-	require.ErrorContains(t, must.Err(read(s, "file", 4, false)), "has more than 4 bytes")
+	require.ErrorContains(t, must.Err(readIn(s, "file", 4, false)), "has more than 4 bytes")
 	remove := func() error { return s.Use(func(f *store.Folder) error { return f.Remove("file") }) }
 	require.NoError(t, remove())
 	require.NoError(t, remove(), "there is none")
@@ -57,16 +57,16 @@ func TestStore(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		return
 	}
-	write(t, s, "file", "text")
+	writeIn(t, s, "file", "text")
 	assert.Equal(t, fs.FileMode(0o600), must.Get(os.Stat(filepath.Join(path, "file")))(t).Mode())
 	for mode, keys := range map[fs.FileMode]bool{0o640: true, 0o604: true, 0o620: false, 0o602: false} {
 		require.NoError(t, os.Chmod(filepath.Join(path, "file"), mode))
-		require.Error(t, must.Err(read(s, "file", 100, keys)), "%v", mode)
+		require.Error(t, must.Err(readIn(s, "file", 100, keys)), "%v", mode)
 	}
 }
 
 // In a directory that others can write to nothing is believed but what is in a directory of our own.
-func TestWritableByOthers(t *testing.T) {
+func TestStoreWritableByOthers(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS == "windows" {
 		t.Skip("the bits say nothing there")
@@ -76,17 +76,17 @@ func TestWritableByOthers(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(open, "file"), []byte("of another"), 0o600))
 	var warned []error
 	s := store.New(open, "own", func(err error) { warned = append(warned, err) })
-	require.ErrorIs(t, must.Err(read(s, "file", 100, false)), fs.ErrNotExist)
-	write(t, s, "file", "ours")
+	require.ErrorIs(t, must.Err(readIn(s, "file", 100, false)), fs.ErrNotExist)
+	writeIn(t, s, "file", "ours")
 	assert.FileExists(t, filepath.Join(open, "own", "file"))
 	require.Len(t, warned, 1, "once")
 	require.ErrorIs(t, warned[0], private.ErrUnsafe)
 	require.NoError(t, os.Chmod(filepath.Join(open, "own"), 0o777))
-	require.ErrorIs(t, must.Err(read(s, "file", 100, false)), private.ErrUnsafe)
+	require.ErrorIs(t, must.Err(readIn(s, "file", 100, false)), private.ErrUnsafe)
 }
 
 // Several stores of one directory, as several processes have them, do not get into each other's way.
-func TestConcurrentStores(t *testing.T) {
+func TestStoresConcurrent(t *testing.T) {
 	t.Parallel()
 	path := t.TempDir()
 	var writers sync.WaitGroup

@@ -1,4 +1,4 @@
-package jws_test
+package tokens_test
 
 import (
 	"encoding/base64"
@@ -10,7 +10,7 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
 
-func token(payload string) string {
+func claiming(payload string) string {
 	b := base64.RawURLEncoding.EncodeToString
 	return b([]byte(`{"alg":"RS256"}`)) + "." + b([]byte(payload)) + "." + b([]byte("signature"))
 }
@@ -20,9 +20,9 @@ func expiry(token string) time.Time {
 	return c.Expires.At
 }
 
-func FuzzExpiry(f *testing.F) {
+func FuzzJWSExpiry(f *testing.F) {
 	for _, s := range []string{`{"exp":1}`, `{"exp":1e400}`, `{"exp":-1.5}`, `{"exp":"1"}`, `{"exp":1,"exp":2}`, `{"a":{"exp":1}}`, `[]`, ``, `{"exp":1}x`} {
-		f.Add(token(s))
+		f.Add(claiming(s))
 	}
 	f.Add("a.b.c")
 	f.Add("...")
@@ -33,14 +33,14 @@ func FuzzExpiry(f *testing.F) {
 	})
 }
 
-func TestExpiry(t *testing.T) {
+func TestJWSExpiry(t *testing.T) {
 	t.Parallel()
 	for payload, want := range map[string]int64{
 		`{"exp":4102444800}`: 4102444800, `{"iat":1,"exp":2.5e1}`: 25, `{"exp":0}`: 0, `{"kubernetes.io":{"exp":7},"exp":8}`: 8,
 		`{}`: -1, `{"exp":"1"}`: -1, `{"exp":null}`: -1, `{"exp":[1]}`: -1, `{"EXP":1}`: -1, `{"exp":1,"exp":1}`: -1, `{"exp":1}{}`: -1,
 		`{"kubernetes.io":{"exp":7}}`: -1, `[{"exp":1}]`: -1, `{"exp":1`: -1,
 	} {
-		end := expiry(token(payload))
+		end := expiry(claiming(payload))
 		if want < 0 {
 			if !end.IsZero() {
 				t.Errorf("%s ends at %v", payload, end)
@@ -51,7 +51,7 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
-func TestReadClaims(t *testing.T) {
+func TestJWSReadClaims(t *testing.T) {
 	t.Parallel()
 	for payload, want := range map[string]jws.Claims{
 		`{"aud":"a","iss":"i"}`:       {Audience: []string{"a"}, HasAudience: true, AudienceOK: true, Issuer: "i"},
@@ -61,11 +61,11 @@ func TestReadClaims(t *testing.T) {
 		`{"iss":["i"],"aud":[]}`:      {HasAudience: true, AudienceOK: true, AudienceList: true, Mistyped: "iss"},
 		`{"sub":1}`:                   {Mistyped: "sub"},
 	} {
-		got, ok := jws.ReadClaims(token(payload))
+		got, ok := jws.ReadClaims(claiming(payload))
 		assert.True(t, ok, payload)
 		assert.Equal(t, want, got, payload)
 	}
-	for _, text := range []string{"", "opaque", "a.b.c", token(`[]`), token(`{"iss":"i"`), token(`{"iss":"i","iss":"i"}`), token(`"iss"`)} {
+	for _, text := range []string{"", "opaque", "a.b.c", claiming(`[]`), claiming(`{"iss":"i"`), claiming(`{"iss":"i","iss":"i"}`), claiming(`"iss"`)} {
 		got, ok := jws.ReadClaims(text)
 		assert.False(t, ok, text)
 		assert.Zero(t, got, text)

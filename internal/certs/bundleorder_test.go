@@ -1,4 +1,4 @@
-package bundleorder_test
+package certs_test
 
 import (
 	"crypto"
@@ -41,7 +41,7 @@ func (f bundles) full(sequence ...uint64) *spiffe.Bundle  { return f.of(true, se
 func (f bundles) empty(sequence ...uint64) *spiffe.Bundle { return f.of(false, sequence...) }
 
 // The table of what is plausible. Lower numbers are the business of Supersedes.
-func TestDoubt(t *testing.T) {
+func TestBundleorderDoubt(t *testing.T) {
 	t.Parallel()
 	f := bundles{t, spiffetest.NewCA(t, "example.org")}
 	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
@@ -112,7 +112,7 @@ func TestDoubt(t *testing.T) {
 }
 
 // What is held prevails after three answers in half an hour, and not when another one comes between them.
-func TestPrevails(t *testing.T) {
+func TestBundleorderPrevails(t *testing.T) {
 	t.Parallel()
 	f := bundles{t, spiffetest.NewCA(t, "example.org")}
 	start := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
@@ -159,7 +159,7 @@ func TestPrevails(t *testing.T) {
 	}
 }
 
-func TestForget(t *testing.T) {
+func TestBundleorderForget(t *testing.T) {
 	t.Parallel()
 	f := bundles{t, spiffetest.NewCA(t, "example.org")}
 	var o bundleorder.Offers
@@ -174,7 +174,7 @@ func TestForget(t *testing.T) {
 }
 
 // A bundle is empty if it has keys of no kind.
-func TestDoubtKinds(t *testing.T) {
+func TestBundleorderDoubtKinds(t *testing.T) {
 	t.Parallel()
 	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	keys := map[string]crypto.PublicKey{"k": key.Public()}

@@ -1,4 +1,4 @@
-package verifycache_test
+package tokens_test
 
 import (
 	"strconv"
@@ -17,7 +17,7 @@ func has(t *verifycache.Table[string, int64], name string) bool {
 	return ok
 }
 
-func TestTable(t *testing.T) {
+func TestVerifycacheTable(t *testing.T) {
 	t.Parallel()
 	m := verifycache.New[string, int64](4) // one set
 	assert.False(t, has(m, "a"), "an empty table")
@@ -57,7 +57,7 @@ func TestTable(t *testing.T) {
 }
 
 // A table never holds more than it was made for, and most of what fits.
-func TestBounds(t *testing.T) {
+func TestVerifycacheBounds(t *testing.T) {
 	t.Parallel()
 	for n := 1; n <= 40; n++ {
 		m := verifycache.New[string, int64](n)
@@ -76,7 +76,7 @@ func TestBounds(t *testing.T) {
 }
 
 // For the race detector.
-func TestConcurrentUse(t *testing.T) {
+func TestVerifycacheConcurrentUse(t *testing.T) {
 	t.Parallel()
 	m := verifycache.New[string, int64](3)
 	var wg sync.WaitGroup
@@ -95,7 +95,7 @@ func TestConcurrentUse(t *testing.T) {
 }
 
 // A repeated credential costs no memory.
-func TestAllocations(t *testing.T) {
+func TestVerifycacheAllocations(t *testing.T) {
 	m := verifycache.New[string, int64](1000)
 	m.Keep("a", 1, own)
 	hashes := verifycache.New[[32]byte, int64](1000)

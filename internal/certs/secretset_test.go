@@ -1,4 +1,4 @@
-package secretset_test
+package certs_test
 
 import (
 	"sync"
@@ -23,7 +23,7 @@ func isClosed(c <-chan struct{}) bool {
 }
 
 // Names come in order, each once as long as it waits, to every function, one call at a time, and without a lock.
-func TestSubscribers(t *testing.T) {
+func TestSecretsetSubscribers(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var s secretset.Subscribers
 		assert.True(t, isClosed(s.Tell(func() []string { t.Error("names without subscribers"); return nil })))
@@ -81,7 +81,7 @@ func TestSubscribers(t *testing.T) {
 }
 
 // Many tell and many listen, at any time.
-func TestSubscribersAtOnce(t *testing.T) {
+func TestSecretsetSubscribersAtOnce(t *testing.T) {
 	t.Parallel()
 	var s secretset.Subscribers
 	var wg sync.WaitGroup

@@ -1,4 +1,4 @@
-package token_test
+package tokens_test
 
 import (
 	"net/http"
@@ -11,7 +11,7 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/token"
 )
 
-func TestStrayed(t *testing.T) {
+func TestTokenStrayed(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		way  []string // from the first request to the last; "" is one that is not known

@@ -1,4 +1,4 @@
-package bearer_test
+package tokens_test
 
 import (
 	"strings"
@@ -11,7 +11,7 @@ import (
 	"github.com/svidkit/svidkit/internal/tokens/bearer"
 )
 
-func TestRedactSeveral(t *testing.T) {
+func TestBearerRedactSeveral(t *testing.T) {
 	t.Parallel()
 	a, b := "abcdefghijklmnopqrst", "zyxwvutsrqponmlkjihg"
 	assert.Equal(t, "[redacted] and [redacted], but not abcdefg", bearer.Redact(a+" and "+b[2:]+", but not abcdefg", a, b, ""))
@@ -19,7 +19,7 @@ func TestRedactSeveral(t *testing.T) {
 }
 
 // A text for a log is one short line, and has no sixteen bytes of the token.
-func FuzzRedact(f *testing.F) {
+func FuzzBearerRedact(f *testing.F) {
 	f.Add("token has expired", "sesame")
 	f.Add("bad: abcdefghijklmnopqrstuvwxyz!", "0abcdefghijklmnopqrstuvwxyz0")
 	f.Add("\xff\x00\r\n", "\xff")

@@ -1,4 +1,4 @@
-package jws_test
+package tokens_test
 
 import (
 	"bytes"
@@ -39,7 +39,7 @@ func code(t testing.TB, err error) jws.Code {
 	return e.Code
 }
 
-func TestAlgorithms(t *testing.T) {
+func TestJWSAlgorithms(t *testing.T) {
 	t.Parallel()
 	keys := []crypto.PublicKey{ecKey(t, elliptic.P256()).Public(), ecKey(t, elliptic.P384()).Public(), ecKey(t, elliptic.P521()).Public(), rsa2048().Public()}
 	for a := jws.ES256; a <= jws.PS512; a++ {
@@ -64,7 +64,7 @@ func TestAlgorithms(t *testing.T) {
 }
 
 // RSA keys that look like one and are not, or whose use costs too much.
-func TestUnsoundRSA(t *testing.T) {
+func TestJWSUnsoundRSA(t *testing.T) {
 	t.Parallel()
 	good := rsa2048().PublicKey
 	text := func(b []byte) []byte { return base64.RawURLEncoding.AppendEncode(nil, b) }
@@ -97,7 +97,7 @@ func TestUnsoundRSA(t *testing.T) {
 	assert.Empty(t, reason, "the largest e")
 }
 
-func TestDefaultAlgorithm(t *testing.T) {
+func TestJWSDefaultAlgorithm(t *testing.T) {
 	t.Parallel()
 	_, ed := must.Get2(ed25519.GenerateKey(rand.Reader))(t)
 	for want, key := range map[jws.Algorithm]crypto.PublicKey{
@@ -117,7 +117,7 @@ func TestDefaultAlgorithm(t *testing.T) {
 	}
 }
 
-func TestParseRefuses(t *testing.T) {
+func TestJWSParseRefuses(t *testing.T) {
 	t.Parallel()
 	b64 := base64.RawURLEncoding.EncodeToString
 	h, p, s := b64([]byte(`{"alg":"ES256"}`)), b64([]byte(`{}`)), b64([]byte("sig"))
@@ -148,7 +148,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-func TestParseHeader(t *testing.T) {
+func TestJWSParseHeader(t *testing.T) {
 	t.Parallel()
 	h := must.Get(jws.ParseHeader([]byte(`{"crit":["x"],"typ":"t","alg":"PS384","x":{},"kid":"ké"}`)))(t)
 	assert.Equal(t, jws.Header{Algorithm: jws.PS384, KeyID: "ké", Type: "t", HasKeyID: true, HasType: true, Extra: []string{"crit", "x"}}, h)
@@ -178,7 +178,7 @@ func TestParseHeader(t *testing.T) {
 	}
 }
 
-func TestKeys(t *testing.T) {
+func TestJWSKeys(t *testing.T) {
 	t.Parallel()
 	for _, key := range []crypto.PublicKey{
 		ecKey(t, elliptic.P256()).Public(), ecKey(t, elliptic.P384()).Public(), ecKey(t, elliptic.P521()).Public(), rsa2048().Public(),
@@ -207,7 +207,7 @@ func TestKeys(t *testing.T) {
 	assert.NotEmpty(t, reason)
 }
 
-func TestNumericDate(t *testing.T) {
+func TestJWSNumericDate(t *testing.T) {
 	t.Parallel()
 	first, last := time.Unix(-62135596800, 0), time.Unix(253402300799, 0)
 	for text, want := range map[string]time.Time{
@@ -226,7 +226,7 @@ func TestNumericDate(t *testing.T) {
 	}
 }
 
-func FuzzParse(f *testing.F) {
+func FuzzJWSParse(f *testing.F) {
 	for _, s := range []string{"", "..", "eyJhbGciOiJFUzI1NiJ9.e30.AA", "eyJhbGciOiJFUzI1NiJ9.e30.AA=", "a.b.c.d.e"} {
 		f.Add(s)
 	}
