@@ -1,4 +1,4 @@
-package sourcereport_test
+package internal_test
 
 import (
 	"crypto"
@@ -17,7 +17,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
-func TestOf(t *testing.T) {
+func TestSourceReport(t *testing.T) {
 	t.Parallel()
 	ca, other := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "other.test")
 	web := ca.SVID("/web")
@@ -67,7 +67,7 @@ func TestOf(t *testing.T) {
 }
 
 // An identity lasts as long as the chain that peers with the same bundle verify.
-func TestChain(t *testing.T) {
+func TestSourceReportChain(t *testing.T) {
 	t.Parallel()
 	ca, foreign := spiffetest.NewCA(t, "example.org"), spiffetest.NewCA(t, "example.org")
 	end := time.Now().Add(20 * time.Minute).Truncate(time.Second)
@@ -86,7 +86,7 @@ func TestChain(t *testing.T) {
 	require.NoError(t, sourcereport.Of(web, nothing{}, "").NotReady)
 }
 
-func TestBundle(t *testing.T) {
+func TestSourceReportBundle(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	c := ca.Bundle().Contents()
@@ -115,7 +115,7 @@ type nothing struct{}
 func (nothing) SVID() (*spiffe.SVID, error)                       { return nil, nil }
 func (nothing) Bundle(spiffe.TrustDomain) (*spiffe.Bundle, error) { return nil, nil }
 
-func TestWithdrawn(t *testing.T) {
+func TestSourceReportWithdrawn(t *testing.T) {
 	t.Parallel()
 	assert.True(t, sourcereport.Withdrawn(fmt.Errorf("the agent: %w", taken(true))))
 	assert.False(t, sourcereport.Withdrawn(taken(false)))
@@ -130,7 +130,7 @@ func (taken) Error() string     { return "it is gone" }
 func (t taken) Withdrawn() bool { return bool(t) }
 
 // An identity for one side replaces none that served the other side, too, while that is valid.
-func TestUsages(t *testing.T) {
+func TestSourceReportUsages(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	with := func(usages ...x509.ExtKeyUsage) *spiffe.SVID {
@@ -165,7 +165,7 @@ func TestUsages(t *testing.T) {
 	}
 }
 
-func TestRefused(t *testing.T) {
+func TestSourceReportRefused(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	svid := ca.SVID("/web")

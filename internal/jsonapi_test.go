@@ -1,4 +1,4 @@
-package jsonapi_test
+package internal_test
 
 import (
 	"bytes"
@@ -19,7 +19,7 @@ import (
 )
 
 // What Write answers Post reads, and no error has a secret.
-func TestPost(t *testing.T) {
+func TestJSONAPIPost(t *testing.T) {
 	t.Parallel()
 	type message struct {
 		Text string `json:"text"`
@@ -74,7 +74,7 @@ func TestPost(t *testing.T) {
 }
 
 // A document is asked for as it is, and a coding that comes unasked is named.
-func TestRead(t *testing.T) {
+func TestJSONAPIRead(t *testing.T) {
 	t.Parallel()
 	var packed bytes.Buffer
 	z := gzip.NewWriter(&packed)

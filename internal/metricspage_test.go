@@ -1,4 +1,4 @@
-package metricspage_test
+package internal_test
 
 import (
 	"io"
@@ -12,7 +12,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/must"
 )
 
-func TestServe(t *testing.T) {
+func TestMetricsPageServe(t *testing.T) {
 	t.Parallel()
 	w := httptest.NewRecorder()
 	require.NoError(t, new(metricspage.Page).Serve(w, func(w io.Writer) error {

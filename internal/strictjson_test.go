@@ -1,4 +1,4 @@
-package strictjson_test
+package internal_test
 
 import (
 	"bytes"
@@ -48,13 +48,13 @@ func tree(r *strictjson.Reader) any {
 	return nil
 }
 
-func read(doc string) (any, error) {
+func readJSON(doc string) (any, error) {
 	r := strictjson.NewReader([]byte(doc))
 	v := tree(r)
 	return v, r.End()
 }
 
-func TestValues(t *testing.T) {
+func TestStrictJSONValues(t *testing.T) {
 	t.Parallel()
 	for doc, want := range map[string]any{
 		`null`:                             nil,
@@ -79,13 +79,13 @@ func TestValues(t *testing.T) {
 		`{"\u0061\n":{"b":[]}}`:            map[string]any{"a\n": map[string]any{"b": []any{}}},
 		`[true, false]`:                    []any{1, 7}, // where they are
 	} {
-		got, err := read(doc)
+		got, err := readJSON(doc)
 		require.NoError(t, err, doc)
 		assert.Equal(t, want, got, doc)
 	}
 }
 
-func TestErrors(t *testing.T) {
+func TestStrictJSONErrors(t *testing.T) {
 	t.Parallel()
 	names := func(n int, last string) string {
 		var s strings.Builder
@@ -203,33 +203,33 @@ func TestErrors(t *testing.T) {
 		{strings.Repeat(`{"a":`, 65) + "1" + strings.Repeat("}", 65), strictjson.TooLarge, 64 * 5},
 		{strings.Repeat(" ", strictjson.MaxSize) + "1", strictjson.TooLarge, strictjson.MaxSize},
 	} {
-		_, err := read(c.doc)
+		_, err := readJSON(c.doc)
 		name := c.doc[:min(len(c.doc), 40)]
 		e := must.As[*strictjson.Error](err)(t, name)
 		assert.Equal(t, c.code, e.Code, "%q: %v", name, err)
 		assert.Equal(t, c.offset, e.Offset, "%q: %v", name, err)
 		assert.NotEmpty(t, e.Reason)
 	}
-	_, err := read(`{"a":1,"a":1}`)
+	_, err := readJSON(`{"a":1,"a":1}`)
 	require.EqualError(t, err, "at byte 7: a member occurs twice in one object")
-	_, err = read(`[1}`)
+	_, err = readJSON(`[1}`)
 	require.EqualError(t, err, "at byte 2: not JSON: a comma or the end is missing here")
 }
 
 // Many members in one object are told apart, and the deepest allowed document is read.
-func TestLimitsAreReached(t *testing.T) {
+func TestStrictJSONLimitsAreReached(t *testing.T) {
 	t.Parallel()
 	var wide strings.Builder
 	for i := range 3000 {
 		wide.WriteString(`,"` + strings.Repeat("x", i%50) + string(rune('a'+i%26)) + strings.Repeat("y", i/50) + `":{"a":[],"b":1}`)
 	}
-	got := must.Get(read("{" + wide.String()[1:] + "}"))(t)
+	got := must.Get(readJSON("{" + wide.String()[1:] + "}"))(t)
 	assert.Len(t, got, 3000)
-	must.Get(read(strings.Repeat("[", 64) + strings.Repeat("]", 64)))(t)
+	must.Get(readJSON(strings.Repeat("[", 64) + strings.Repeat("]", 64)))(t)
 }
 
 // A reader asks for the kind it wants; anything else stays, and loops skip it.
-func TestOtherKindsAreLeft(t *testing.T) {
+func TestStrictJSONOtherKindsAreLeft(t *testing.T) {
 	t.Parallel()
 	const doc = `{"a":"text","b":[1,{"c":"d"}],"e":{"f":null},"g":-1,"h":true}`
 	r := strictjson.NewReader([]byte(doc))
@@ -261,7 +261,7 @@ func TestOtherKindsAreLeft(t *testing.T) {
 }
 
 // What is left early has not been checked, so it must not pass for good.
-func TestLoopsLeftEarly(t *testing.T) {
+func TestStrictJSONLoopsLeftEarly(t *testing.T) {
 	t.Parallel()
 	r := strictjson.NewReader([]byte(`{"a":[1,2],"b":1}`))
 	for range r.Members() {
@@ -280,7 +280,7 @@ func TestLoopsLeftEarly(t *testing.T) {
 	require.Error(t, strictjson.NewReader([]byte(`1`)).End(), "nothing was read")
 }
 
-func TestErrorStays(t *testing.T) {
+func TestStrictJSONErrorStays(t *testing.T) {
 	t.Parallel()
 	r := strictjson.NewReader([]byte(`[1,{"a":1,"a":2},"a",{"b":2}]`))
 	n := 0
@@ -299,7 +299,7 @@ func TestErrorStays(t *testing.T) {
 }
 
 // Unescaping happens in a copy.
-func TestInputIsNotChanged(t *testing.T) {
+func TestStrictJSONInputIsNotChanged(t *testing.T) {
 	t.Parallel()
 	doc := []byte(`{"\u0061":"\u00e9\n","b":"plain"}`)
 	before := bytes.Clone(doc)
@@ -386,7 +386,7 @@ func FuzzStrictJSON(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, doc []byte) {
 		before := bytes.Clone(doc)
-		got, err := read(string(doc))
+		got, err := readJSON(string(doc))
 		if (err == nil) != strict(doc) {
 			t.Fatalf("%q: %v; the reference disagrees", doc, err)
 		}
@@ -410,14 +410,14 @@ func FuzzStrictJSON(f *testing.F) {
 		if err := d.Decode(&want); err != nil {
 			t.Fatal(err)
 		}
-		if !same(want, got) {
+		if !sameJSON(want, got) {
 			t.Fatalf("%q: %#v, want %#v", doc, got, want)
 		}
 	})
 }
 
-// same compares a tree of encoding/json with one of ours, in which a bool is its offset.
-func same(want, got any) bool {
+// sameJSON compares a tree of encoding/json with one of ours, in which a bool is its offset.
+func sameJSON(want, got any) bool {
 	switch w := want.(type) {
 	case bool:
 		_, ok := got.(int)
@@ -428,7 +428,7 @@ func same(want, got any) bool {
 			return false
 		}
 		for i := range w {
-			if !same(w[i], g[i]) {
+			if !sameJSON(w[i], g[i]) {
 				return false
 			}
 		}
@@ -440,7 +440,7 @@ func same(want, got any) bool {
 		}
 		for name := range w {
 			v, ok := g[name]
-			if !ok || !same(w[name], v) {
+			if !ok || !sameJSON(w[name], v) {
 				return false
 			}
 		}
@@ -449,7 +449,7 @@ func same(want, got any) bool {
 	return want == got
 }
 
-func TestReadObject(t *testing.T) {
+func TestStrictJSONReadObject(t *testing.T) {
 	t.Parallel()
 	var names []string
 	require.NoError(t, strictjson.ReadObject([]byte(`{"a": [1], "b": 2}`), func(name string, _ *strictjson.Reader) { names = append(names, name) }))

@@ -1,4 +1,4 @@
-package redact_test
+package internal_test
 
 import (
 	"bytes"
@@ -20,8 +20,8 @@ type holder struct {
 
 type outer struct{ Inner *holder }
 
-// TestText prints a struct that holds a token in every way that prints its fields.
-func TestText(t *testing.T) {
+// TestRedactText prints a struct that holds a token in every way that prints its fields.
+func TestRedactText(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		value holder
@@ -52,4 +52,33 @@ func TestText(t *testing.T) {
 	assert.NotContains(t, log.String(), "s3cr3t")
 	var none *holder
 	assert.NotPanics(t, func() { _ = fmt.Sprint(none) })
+}
+
+func TestRedactClip(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		s    string
+		n    int
+		want string
+	}{
+		{"", 0, ""},
+		{"abc", 3, "abc"},
+		{"abcd", 3, "abc…"},
+		{"aé", 2, "a…"}, // not inside a character
+		{"é", 1, "…"},
+		{"\xa9\xa9", 1, "…"}, // no character begins here
+	} {
+		assert.Equal(t, c.want, redact.Clip(c.s, c.n), "%q, %d", c.s, c.n)
+	}
+}
+
+func TestRedactSeal(t *testing.T) {
+	t.Parallel()
+	type secret struct{ text string }
+	sealed := struct{ in any }{&struct{ key func() secret }{redact.Seal(secret{"xyzzy"})}}
+	assert.Equal(t, "xyzzy", sealed.in.(*struct{ key func() secret }).key().text)
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%x", "%d", "%q"} {
+		assert.NotContains(t, fmt.Sprintf(verb, sealed), "xyzzy", verb)
+		assert.NotContains(t, fmt.Sprintf(verb, sealed), "78797a7a79", verb)
+	}
 }

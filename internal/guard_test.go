@@ -1,4 +1,4 @@
-package guard_test
+package internal_test
 
 import (
 	"bufio"
@@ -12,7 +12,7 @@ import (
 	"github.com/svidkit/svidkit/internal/guard"
 )
 
-func TestPath(t *testing.T) {
+func TestGuardPath(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		line, pattern string // of the request, and of the ServeMux that chose the guard

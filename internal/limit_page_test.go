@@ -1,4 +1,4 @@
-package limit_test
+package internal_test
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ import (
 
 // Readers that come while a page is rendered share the next one, and those that come later have one of their own moment. While many
 // texts are not taken, the newest is shared, so that memory has a bound; when they are, a page is as new as before.
-func TestPage(t *testing.T) {
+func TestLimitPage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var p limit.Page

@@ -1,4 +1,4 @@
-package retry_test
+package internal_test
 
 import (
 	"errors"
@@ -23,7 +23,7 @@ func (says) Error() string                               { return "says" }
 func (s says) Unwrap() error                             { return s.cause }
 func (s says) Retryable() (after time.Duration, ok bool) { return s.after, s.ok }
 
-func TestAfter(t *testing.T) {
+func TestRetryAfter(t *testing.T) {
 	t.Parallel()
 	plain, soon, later, never := errors.New("plain"), says{after: 1, ok: true}, says{after: 2, ok: true}, says{}
 	for _, c := range []struct {

@@ -1,4 +1,4 @@
-package ratelog_test
+package internal_test
 
 import (
 	"bytes"
@@ -50,7 +50,7 @@ func (l *lines) logger() *slog.Logger {
 	}}))
 }
 
-func TestWarn(t *testing.T) {
+func TestRateLogWarn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		out := &lines{}
@@ -83,8 +83,8 @@ func TestWarn(t *testing.T) {
 	})
 }
 
-// TestWarnKinds sends more kinds of events than a program has.
-func TestWarnKinds(t *testing.T) {
+// TestRateLogWarnKinds sends more kinds of events than a program has.
+func TestRateLogWarnKinds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		out := &lines{}
@@ -101,8 +101,8 @@ func TestWarnKinds(t *testing.T) {
 	})
 }
 
-// TestLogOf: a second name is seen, and names without end crowd out neither reasons nor, once they have ended, other names.
-func TestLogOf(t *testing.T) {
+// A second name is seen, and names without end crowd out neither reasons nor, once they have ended, other names.
+func TestRateLogOf(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		out := &lines{}
@@ -131,7 +131,7 @@ func TestLogOf(t *testing.T) {
 	})
 }
 
-func TestWarnSilent(t *testing.T) { // not parallel, as it counts allocations
+func TestRateLogWarnSilent(t *testing.T) { // not parallel, as it counts allocations
 	ratelog.New(nil, 0).Warn("refused", "for no reason")
 	out := &lines{}
 	quiet := slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelError}))
@@ -140,7 +140,7 @@ func TestWarnSilent(t *testing.T) { // not parallel, as it counts allocations
 	assert.Equal(t, []string{""}, out.take())
 }
 
-func TestWarnConcurrent(t *testing.T) {
+func TestRateLogWarnConcurrent(t *testing.T) {
 	t.Parallel()
 	out := &lines{}
 	log := ratelog.New(out.logger(), time.Millisecond)
@@ -169,7 +169,7 @@ func TestWarnConcurrent(t *testing.T) {
 }
 
 // A level is a part of what tells events apart, and one that the logger does not take costs nothing.
-func TestLevels(t *testing.T) {
+func TestRateLogLevels(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		out := &lines{}
@@ -186,9 +186,9 @@ func TestLevels(t *testing.T) {
 	})
 }
 
-// TestErrorLog has the lines of net/http: failed handshakes are counted, and all else reaches the standard logger. It is not
+// The lines of net/http: failed handshakes are counted, and all else reaches the standard logger. It is not
 // parallel, as that is one for all.
-func TestErrorLog(t *testing.T) {
+func TestRateLogErrorLog(t *testing.T) {
 	out, standard := &lines{}, &lines{}
 	flags := log.Flags()
 	log.SetOutput(standard)
@@ -224,7 +224,7 @@ func (s stuck) WithGroup(name string) slog.Handler { return stuck{s.Handler.With
 
 // A handler that blocks delays one line a little and the others not at all; the lines that wait are bounded. When it goes on, so do
 // they, in their order again.
-func TestStuckHandler(t *testing.T) {
+func TestRateLogStuckHandler(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		out, free := &lines{}, make(chan struct{})
@@ -250,7 +250,7 @@ func TestStuckHandler(t *testing.T) {
 	})
 }
 
-func TestPatientNil(t *testing.T) {
+func TestRateLogPatientNil(t *testing.T) {
 	t.Parallel()
 	assert.Equal(t, slog.DiscardHandler, ratelog.Patient(nil).Handler())
 }

@@ -1,4 +1,4 @@
-package protofield_test
+package internal_test
 
 import (
 	"bytes"
@@ -277,7 +277,7 @@ var malformed = [][]byte{
 	{0x2a, 0x03, 0x0a, 0x01, 0xff}, // in delta: the key of an entry
 }
 
-func TestMalformed(t *testing.T) {
+func TestProtoFieldMalformed(t *testing.T) {
 	t.Parallel()
 	for _, b := range malformed {
 		assert.Equal(t, protofield.ErrMalformed, protofield.Read(b, (&delta{}).read), "%x", b)
@@ -285,8 +285,8 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// check compares what is read and written by hand with what generated code makes of the same bytes.
-func check(t *testing.T, data []byte) {
+// checkFields compares what is read and written by hand with what generated code makes of the same bytes.
+func checkFields(t *testing.T, data []byte) {
 	for _, p := range pairs {
 		ours, generated := p.ours(), p.generated()
 		before := bytes.Clone(data)
@@ -307,7 +307,7 @@ func check(t *testing.T, data []byte) {
 	}
 }
 
-func TestGenerated(t *testing.T) {
+func TestProtoFieldGenerated(t *testing.T) {
 	t.Parallel()
 	for _, p := range pairs {
 		for _, example := range p.examples {
@@ -316,13 +316,13 @@ func TestGenerated(t *testing.T) {
 			require.NoError(t, protofield.Read(want, m.read))
 			require.Equal(t, m.from(example), m)
 			assert.Equal(t, string(want), string(must.Get(protofield.Write(m.write))(t)))
-			check(t, want)
-			check(t, append(want, want...)) // merged
+			checkFields(t, want)
+			checkFields(t, append(want, want...)) // merged
 		}
 	}
 }
 
-func FuzzRead(f *testing.F) {
+func FuzzProtoField(f *testing.F) {
 	for _, p := range pairs {
 		for _, example := range p.examples {
 			b := must.Get(proto.Marshal(example))(f)
@@ -334,11 +334,11 @@ func FuzzRead(f *testing.F) {
 	}
 	f.Add([]byte{0x0b, 0x10, 0x01, 0x0c, 0x15, 1, 2, 3, 4, 0x11, 1, 2, 3, 4, 5, 6, 7, 8}) // a group, and numbers of fixed size
 	f.Add([]byte{0x0a, 0x05, 0xfa, 0xff, 0xff, 0xff, 0x0f})
-	f.Fuzz(check)
+	f.Fuzz(checkFields)
 }
 
 // Fail ends the reading with its first error, wherever in a message it is.
-func TestFail(t *testing.T) {
+func TestProtoFieldFail(t *testing.T) {
 	t.Parallel()
 	inner := []byte{0x08, 7, 0x11, 1, 0, 0, 0, 0, 0, 0, 0x80, 0x1d, 1, 0, 0, 0x80}
 	data := must.Get(proto.Marshal(&anypb.Any{TypeUrl: "t", Value: inner}))(t)
@@ -365,7 +365,7 @@ func TestFail(t *testing.T) {
 }
 
 // What is kept of a message shares no memory with it.
-func TestCopies(t *testing.T) {
+func TestProtoFieldCopies(t *testing.T) {
 	t.Parallel()
 	data := must.Get(proto.Marshal(&linkerd.CertifyRequest{Identity: "identity", Token: []byte("token")}))(t)
 	var text string
@@ -383,7 +383,7 @@ func TestCopies(t *testing.T) {
 	assert.Equal(t, "token", string(token))
 }
 
-func TestWriteFails(t *testing.T) {
+func TestProtoFieldWriteFails(t *testing.T) {
 	t.Parallel()
 	stop := errors.New("stop")
 	_, err := protofield.Write(func(w *protofield.Writer) {
@@ -404,7 +404,7 @@ func TestWriteFails(t *testing.T) {
 }
 
 // Numbers of fixed size are read from fields of their wire types alone.
-func TestFixed(t *testing.T) {
+func TestProtoFieldFixed(t *testing.T) {
 	t.Parallel()
 	message := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 7)
 	message = protowire.AppendFixed32(protowire.AppendTag(message, 2, protowire.Fixed32Type), 0xfffefdfc)

@@ -1,4 +1,4 @@
-package settings_test
+package internal_test
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/must"
 )
 
-var table = settings.Table{
+var settingsTable = settings.Table{
 	Prefixes: []string{"SECRET_", "CA_"},
 	Variables: []settings.Variable{
 		{Name: "NAME", Default: "web", Doc: "name", Origin: "document"},
@@ -38,9 +38,9 @@ var table = settings.Table{
 	},
 }
 
-func TestRead(t *testing.T) {
+func TestSettingsRead(t *testing.T) {
 	t.Parallel()
-	v := must.Get(table.Read(nil))(t)
+	v := must.Get(settingsTable.Read(nil))(t)
 	assert.Equal(t, "web", v.Text("NAME"))
 	assert.Equal(t, 24*time.Hour, v.Duration("SECRET_TTL"))
 	assert.Equal(t, 2048, v.Int("SIZE"))
@@ -52,7 +52,7 @@ func TestRead(t *testing.T) {
 	assert.Empty(t, v.Unused())
 	assert.False(t, v.Set("NAME"))
 
-	v = must.Get(table.Read([]string{
+	v = must.Get(settingsTable.Read([]string{
 		"NAME=db=2", "KIND=two", "FILE=/etc/x", "SECRET_TTL=90s", "SIZE=0", "SECRET_RATIO=1", "ON=F", "ITEMS= a,,b ,", "PASSWORD=7",
 		"CA_HEADER_x-Key=1", "CA_HEADER_OF=2", "CA_HEADER_=3", "SECRET_TLL=1s", "CA_X=y", "GONE=what", "GONE_B=1", "GONE_A=1", "OTHER=1", "NO", "EMPTY=",
 	}))(t)
@@ -73,13 +73,13 @@ func TestRead(t *testing.T) {
 	assert.Equal(t, []string{"GONE: it is always on", "GONE_A: they are gone", "GONE_B: they are gone"}, unused)
 	assert.True(t, v.Set("NAME"))
 
-	v = must.Get(table.Read([]string{"NAME=", "SECRET_TTL="}))(t)
+	v = must.Get(settingsTable.Read([]string{"NAME=", "SECRET_TTL="}))(t)
 	assert.Equal(t, "web", v.Text("NAME"), "an empty text is like none")
 	assert.Equal(t, 24*time.Hour, v.Duration("SECRET_TTL"))
 }
 
 // What Kubernetes says of a Service is like a variable that is not set, and looks like no slip.
-func TestServiceLink(t *testing.T) {
+func TestSettingsServiceLink(t *testing.T) {
 	t.Parallel()
 	for _, line := range []string{
 		"SIZE_PORT=tcp://10.0.0.1:80", "SIZE_PORT=udp://10.0.0.1:53", "SIZE_PORT=sctp://[fd00::1]:80", "SIZE_SERVICE_HOST=10.0.0.1", "SIZE_SERVICE_PORT=80",
@@ -101,19 +101,19 @@ func TestServiceLink(t *testing.T) {
 	assert.Equal(t, 2, v.Int("A_PORT"))
 }
 
-func TestBad(t *testing.T) {
+func TestSettingsBad(t *testing.T) {
 	t.Parallel()
 	for _, line := range []string{
 		"KIND=three", "FILE=a\x00b", "SECRET_TTL=1 day", "SECRET_TTL=24", "SECRET_TTL=-1s", "SIZE=-1", "SIZE=2k", "SIZE=99999999999", "SIZE=1",
 		"SECRET_RATIO=1.1", "SECRET_RATIO=-0.1", "SECRET_RATIO=NaN", "SECRET_RATIO=50%", "ON=yes", "ON=2",
 	} {
-		_, err := table.Read([]string{line})
+		_, err := settingsTable.Read([]string{line})
 		name, value, _ := strings.Cut(line, "=")
 		require.ErrorContains(t, err, fmt.Sprintf("environment variable %s=%q: ", name, value))
 		require.ErrorContains(t, err, "set it to ", "the remedy")
 	}
 
-	_, err := table.Read([]string{"ON=yes", "PASSWORD=hunter2", "KIND=" + strings.Repeat("x", 1000)})
+	_, err := settingsTable.Read([]string{"ON=yes", "PASSWORD=hunter2", "KIND=" + strings.Repeat("x", 1000)})
 	require.Error(t, err)
 	lines := strings.Split(err.Error(), "\n")
 	require.Len(t, lines, 3, "all that is bad, in the order of the table")
@@ -124,13 +124,13 @@ func TestBad(t *testing.T) {
 	assert.NotContains(t, err.Error(), "hunter2")
 }
 
-func TestValuesPrintNothing(t *testing.T) {
+func TestSettingsValuesPrintNothing(t *testing.T) {
 	t.Parallel()
-	v := must.Get(table.Read([]string{"PASSWORD=4711"}))(t)
+	v := must.Get(settingsTable.Read([]string{"PASSWORD=4711"}))(t)
 	assert.NotContains(t, fmt.Sprintf("%v %+v %#v %s", v, v, v, v), "4711")
 }
 
-func TestNear(t *testing.T) {
+func TestSettingsNear(t *testing.T) {
 	t.Parallel()
 	known := []string{"PROXY_CONFIG", "TRUST_DOMAIN", "CLUSTER_ID", "INSTANCE_IP", "TTL", "ISTIO_META_*"}
 	for name, want := range map[string]string{
@@ -144,18 +144,18 @@ func TestNear(t *testing.T) {
 	}
 }
 
-func TestPanics(t *testing.T) {
+func TestSettingsPanics(t *testing.T) {
 	t.Parallel()
-	v := must.Get(table.Read(nil))(t)
+	v := must.Get(settingsTable.Read(nil))(t)
 	assert.Panics(t, func() { v.Text("NAMES") })
 	assert.Panics(t, func() { v.Text("SIZE") })
 }
 
-func TestDocumentation(t *testing.T) {
+func TestSettingsDocumentation(t *testing.T) {
 	t.Parallel()
 	var help, page strings.Builder
-	require.NoError(t, table.Write(&help, false))
-	require.NoError(t, table.Write(&page, true))
+	require.NoError(t, settingsTable.Write(&help, false))
+	require.NoError(t, settingsTable.Write(&page, true))
 	assert.Contains(t, help.String(), "  NAME  (text, default web)\n        name\n")
 	assert.Contains(t, page.String(), "| `NAME` | text | `web` | name | document |\n")
 	assert.Contains(t, page.String(), "| `KIND` | text |  | kind: one, two | implied |\n")
@@ -163,19 +163,19 @@ func TestDocumentation(t *testing.T) {
 	assert.Contains(t, page.String(), "| `GONE` | bool |  | not used: it is always on |  |\n")
 	assert.Contains(t, help.String(), "  KIND  (text)\n")
 	assert.Contains(t, help.String(), "  GONE  (bool)\n        not used: it is always on\n")
-	for _, row := range table.Variables {
+	for _, row := range settingsTable.Variables {
 		assert.Contains(t, help.String(), row.Name)
 		assert.Contains(t, page.String(), row.Name)
 	}
 }
 
-func FuzzRead(f *testing.F) {
+func FuzzSettings(f *testing.F) {
 	f.Add("SECRET_TTL=1h", "SECRET_RATIO=1e-3")
 	f.Add("ON=yes", "CA_HEADER_=x")
 	f.Add("=", "ITEMS=,,")
 	f.Add("SIZE=0x10", "GONE")
 	f.Fuzz(func(t *testing.T, one, two string) {
-		v, err := table.Read([]string{one, two})
+		v, err := settingsTable.Read([]string{one, two})
 		if err != nil {
 			require.Nil(t, v)
 			require.ErrorContains(t, err, "environment variable ")

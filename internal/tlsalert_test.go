@@ -1,4 +1,4 @@
-package tlsalert_test
+package internal_test
 
 import (
 	"context"
@@ -50,8 +50,8 @@ func writeUntilRefused(c *tls.Conn) (err error) {
 	return err
 }
 
-// TestData: what is not an alert reaches the reader, also if it is as long as one, and a write that fails beside it.
-func TestData(t *testing.T) {
+// What is not an alert reaches the reader, also if it is as long as one, and a write that fails beside it.
+func TestTLSAlertData(t *testing.T) {
 	t.Parallel()
 	for name, sent := range map[string][]string{"a word": {"bye, bye"}, "two bytes, and more": {"OK", "bye"}, "more, and two bytes": {"bye", "OK"}, "nothing": nil} {
 		t.Run(name, func(t *testing.T) {
@@ -96,8 +96,8 @@ func TestData(t *testing.T) {
 	})
 }
 
-// TestFirstWrites: a reader that finds an alert returns after the writes with which its client begins: 1, or 2 by h2.
-func TestFirstWrites(t *testing.T) {
+// A reader that finds an alert returns after the writes with which its client begins: 1, or 2 by h2.
+func TestTLSAlertFirstWrites(t *testing.T) {
 	t.Parallel()
 	for proto, first := range map[string]int{"http/1.1": 1, "h2": 2} {
 		t.Run(proto, func(t *testing.T) {
@@ -122,9 +122,9 @@ func TestFirstWrites(t *testing.T) {
 	}
 }
 
-// TestDamaged: a server that sends what only looks like an alert does not hold up the writer, who would wait for itself when
+// A server that sends what only looks like an alert does not hold up the writer, who would wait for itself when
 // crypto/tls answers.
-func TestDamaged(t *testing.T) {
+func TestTLSAlertDamaged(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	client, _, below := connect(t, 0)

@@ -1,10 +1,11 @@
-package renew_test
+package internal_test
 
 import (
 	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,13 +14,12 @@ import (
 	"github.com/svidkit/svidkit/internal/renew"
 )
 
-const h, m, s, ms = time.Hour, time.Minute, time.Second, time.Millisecond
-
 // almostOne is the largest random number.
 var almostOne = math.Nextafter(1, 0)
 
 func TestRenewAt(t *testing.T) {
 	t.Parallel()
+	const h, m, s, ms = time.Hour, time.Minute, time.Second, time.Millisecond
 	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	at := func(d time.Duration) time.Time { return noon.Add(d) }
 	for name, c := range map[string]struct {
@@ -52,8 +52,9 @@ func TestRenewAt(t *testing.T) {
 	}
 }
 
-func TestPoll(t *testing.T) {
+func TestRenewPoll(t *testing.T) {
 	t.Parallel()
+	const h, m, s, ms = time.Hour, time.Minute, time.Second, time.Millisecond
 	for name, c := range map[string]struct {
 		hint, floor, ceiling time.Duration
 		low, high            time.Duration // the range over all random numbers
@@ -72,29 +73,21 @@ func TestPoll(t *testing.T) {
 	}
 }
 
-// refused is an error that says when to ask again.
-type refused struct {
-	after time.Duration
-	again bool
-}
-
-func (refused) Error() string                               { return "not now" }
-func (r refused) Retryable() (after time.Duration, ok bool) { return r.after, r.again }
-
-func TestNewFailure(t *testing.T) {
+func TestRenewNewFailure(t *testing.T) {
 	t.Parallel()
+	const h = time.Hour
 	plain := errors.New("down")
 	for _, c := range []struct {
 		err  error
 		want renew.Failure
 	}{
 		{plain, renew.Failure{Times: 3}},
-		{refused{h, true}, renew.Failure{Times: 3, Wish: h}},
-		{refused{0, true}, renew.Failure{Times: 3}},
-		{refused{-h, true}, renew.Failure{Times: 3}},
-		{refused{0, false}, renew.Failure{Times: 3, Final: true}},
-		{fmt.Errorf("x: %w", refused{h, true}), renew.Failure{Times: 3, Wish: h}},
-		{errors.Join(plain, refused{h, true}), renew.Failure{Times: 3, Wish: h}},
+		{says{after: h, ok: true}, renew.Failure{Times: 3, Wish: h}},
+		{says{ok: true}, renew.Failure{Times: 3}},
+		{says{after: -h, ok: true}, renew.Failure{Times: 3}},
+		{says{}, renew.Failure{Times: 3, Final: true}},
+		{fmt.Errorf("x: %w", says{after: h, ok: true}), renew.Failure{Times: 3, Wish: h}},
+		{errors.Join(plain, says{after: h, ok: true}), renew.Failure{Times: 3, Wish: h}},
 	} {
 		assert.Equal(t, c.want, renew.NewFailure(3, c.err))
 	}
@@ -102,8 +95,9 @@ func TestNewFailure(t *testing.T) {
 
 func times(n int) renew.Failure { return renew.Failure{Times: n} }
 
-func TestBackoff(t *testing.T) {
+func TestRenewBackoff(t *testing.T) {
 	t.Parallel()
+	const h, m, s, ms = time.Hour, time.Minute, time.Second, time.Millisecond
 	b := renew.Backoff{Low: 50 * ms, First: s, High: 30 * s, Wish: m}
 	for name, c := range map[string]struct {
 		f         renew.Failure
@@ -129,15 +123,14 @@ func TestBackoff(t *testing.T) {
 	assert.LessOrEqual(t, renew.Backoff{Low: s, First: h, High: renew.Longest}.Wait(times(99), almostOne), renew.Longest)
 }
 
-// identities is the patience of an identity, and tokens that of a token.
-var (
-	identities = renew.Patience{Impatient: 30 * s, Longest: 30 * m, Wish: h}
-	tokens     = renew.Patience{Impatient: 5 * s, Longest: 30 * s, Wish: 5 * s}
-	quick      = renew.Patience{Low: 250 * ms, Impatient: 5 * s, Longest: 30 * s, Wish: 5 * s}
-)
-
-func TestPatience(t *testing.T) {
+func TestRenewPatience(t *testing.T) {
 	t.Parallel()
+	const h, m, s, ms = time.Hour, time.Minute, time.Second, time.Millisecond
+	var (
+		identities = renew.Patience{Impatient: 30 * s, Longest: 30 * m, Wish: h}
+		tokens     = renew.Patience{Impatient: 5 * s, Longest: 30 * s, Wish: 5 * s}
+		quick      = renew.Patience{Low: 250 * ms, Impatient: 5 * s, Longest: 30 * s, Wish: 5 * s}
+	)
 	wish := func(d time.Duration) renew.Failure { return renew.Failure{Times: 1, Wish: d} }
 	final := renew.Failure{Times: 1, Final: true}
 	for name, c := range map[string]struct {
@@ -216,8 +209,9 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-func TestNextEnd(t *testing.T) {
+func TestRenewNextEnd(t *testing.T) {
 	t.Parallel()
+	const h = time.Hour
 	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	at := func(d time.Duration) time.Time { return noon.Add(d) }
 	for _, c := range []struct {
@@ -236,8 +230,9 @@ func TestNextEnd(t *testing.T) {
 	}
 }
 
-func TestAttemptTime(t *testing.T) {
+func TestRenewAttemptTime(t *testing.T) {
 	t.Parallel()
+	const h, m, s = time.Hour, time.Minute, time.Second
 	for _, c := range []struct{ left, want time.Duration }{
 		{0, 30 * s},
 		{-h, 30 * s},
@@ -249,9 +244,10 @@ func TestAttemptTime(t *testing.T) {
 	}
 }
 
-// TestElapsed is what can be said of a clock that jumps, which no test can make it do.
-func TestElapsed(t *testing.T) {
+// What has passed by clocks that say different things brings the next attempt of a Loop nearer.
+func TestRenewElapsed(t *testing.T) {
 	t.Parallel()
+	const h, m, s, ms = time.Hour, time.Minute, time.Second, time.Millisecond
 	for name, c := range map[string]struct{ mono, wall, want time.Duration }{
 		"both walk":                    {m, m, m},
 		"drift is not believed":        {m, m + 900*ms, m},
@@ -262,7 +258,15 @@ func TestElapsed(t *testing.T) {
 		"put back a little":            {m, 59 * s, m},
 		"clocks of different machines": {-h, -h, 0},
 	} {
-		assert.Equal(t, c.want, renew.ElapsedBy(c.mono, c.wall), name)
+		var mu sync.Mutex
+		l, e, now := renew.Loop[*renew.Entry]{Mu: &mu, Hold: true}, new(renew.Entry), time.Now()
+		mono, wall := now, now.Round(0)
+		l.SetClock(func() (time.Time, time.Time) { return mono, wall })
+		mu.Lock()
+		l.Put(e, 24*h)
+		mono, wall = mono.Add(c.mono), wall.Add(c.wall)
+		assert.Equal(t, c.want, 24*h-l.Next(e).Sub(wall), name)
+		mu.Unlock()
 	}
 	now := time.Now()
 	assert.Equal(t, h, renew.Elapsed(now, now.Add(h)))

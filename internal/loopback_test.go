@@ -1,4 +1,4 @@
-package loopback_test
+package internal_test
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"github.com/svidkit/svidkit/internal/loopback"
 )
 
-func TestHost(t *testing.T) {
+func TestLoopbackHost(t *testing.T) {
 	t.Parallel()
 	for host, want := range map[string]bool{
 		"localhost": true, "LOCALHOST:80": true, "127.0.0.1": true, "127.0.0.1:15021": true, "[::1]": true, "[::1]:80": true, "10.0.0.7:1": true, "::1": true,
@@ -23,7 +23,7 @@ func TestHost(t *testing.T) {
 	}
 }
 
-func TestReached(t *testing.T) {
+func TestLoopbackReached(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		at   net.Addr
@@ -45,7 +45,7 @@ func TestReached(t *testing.T) {
 	}
 }
 
-func TestOtherSite(t *testing.T) {
+func TestLoopbackOtherSite(t *testing.T) {
 	t.Parallel()
 	for site, want := range map[string]bool{"": false, "none": false, "same-origin": false, "same-site": true, "cross-site": true, "None": true} {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
@@ -69,7 +69,7 @@ func TestOtherSite(t *testing.T) {
 	}
 }
 
-func TestLocal(t *testing.T) {
+func TestLoopbackLocal(t *testing.T) {
 	t.Parallel()
 	here, outside := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 15020}, &net.TCPAddr{IP: net.IPv4(10, 0, 0, 7), Port: 15020}
 	for name, c := range map[string]struct {

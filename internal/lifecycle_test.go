@@ -1,4 +1,4 @@
-package lifecycle_test
+package internal_test
 
 import (
 	"context"
@@ -24,7 +24,7 @@ func untilDone(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-func TestRun(t *testing.T) {
+func TestLifecycleRun(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var l lifecycle.Life
 		require.ErrorIs(t, l.Idle(), lifecycle.ErrNotStarted)
@@ -49,7 +49,7 @@ func TestRun(t *testing.T) {
 	})
 }
 
-func TestStart(t *testing.T) {
+func TestLifecycleStart(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var l lifecycle.Life
 		type key struct{}
@@ -69,7 +69,7 @@ func TestStart(t *testing.T) {
 	})
 }
 
-func TestStartFails(t *testing.T) {
+func TestLifecycleStartFails(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var l lifecycle.Life
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errWork)
@@ -87,7 +87,7 @@ func TestStartFails(t *testing.T) {
 	})
 }
 
-func TestAwait(t *testing.T) {
+func TestLifecycleAwait(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var l lifecycle.Life
 		var news renew.Signal
@@ -124,8 +124,8 @@ func TestAwait(t *testing.T) {
 	})
 }
 
-// TestStartOfWhatFails: the error of the work is that of Start.
-func TestStartOfWhatFails(t *testing.T) {
+// TestLifecycleStartOfWhatFails: the error of the work is that of Start.
+func TestLifecycleStartOfWhatFails(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var l lifecycle.Life
 		var never renew.Signal
@@ -149,7 +149,7 @@ func (p *part) Ready(context.Context) error { return p.ready }
 func (p *part) Close() error                { p.closed++; _ = p.Life.Close(); return p.end }
 
 // Started returns what is ready, and closes what is not.
-func TestStarted(t *testing.T) {
+func TestLifecycleStarted(t *testing.T) {
 	t.Parallel()
 	good := new(part)
 	got, err := lifecycle.Started(t.Context(), good, &good.Life, untilDone)
@@ -170,7 +170,7 @@ func TestStarted(t *testing.T) {
 }
 
 // RunAs names what has failed.
-func TestRunAs(t *testing.T) {
+func TestLifecycleRunAs(t *testing.T) {
 	t.Parallel()
 	var l lifecycle.Life
 	err := l.RunAs(t.Context(), "mail", func(context.Context) error { return errWork })
@@ -179,7 +179,7 @@ func TestRunAs(t *testing.T) {
 	require.NoError(t, l.RunAs(t.Context(), "mail", func(context.Context) error { return nil }))
 }
 
-func TestCloseWaits(t *testing.T) {
+func TestLifecycleCloseWaits(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var l lifecycle.Life
 		ended := false
@@ -198,7 +198,7 @@ func TestCloseWaits(t *testing.T) {
 	})
 }
 
-func TestPanic(t *testing.T) {
+func TestLifecyclePanic(t *testing.T) {
 	t.Parallel()
 	var l lifecycle.Life
 	assert.Panics(t, func() { _ = l.Run(t.Context(), func(context.Context) error { panic("a fault") }) })
@@ -210,7 +210,7 @@ func fails(context.Context) error { return errWork }
 func ends(context.Context) error  { return nil }
 
 // Those that wait are woken by Close, and not by the end of their own patience, whatever the work has come to.
-func TestCloseWakes(t *testing.T) {
+func TestLifecycleCloseWakes(t *testing.T) {
 	t.Parallel()
 	for name, before := range map[string]func(t *testing.T, l *lifecycle.Life){
 		"never started": func(*testing.T, *lifecycle.Life) {},
@@ -252,7 +252,7 @@ func TestCloseWakes(t *testing.T) {
 }
 
 // What the work does last counts, though it ends, fails or is closed while a caller looks.
-func TestAwaitSeesWhatCameLast(t *testing.T) {
+func TestLifecycleAwaitSeesWhatCameLast(t *testing.T) {
 	t.Parallel()
 	for name, last := range map[string]func(t *testing.T, l *lifecycle.Life){
 		"fails":  func(t *testing.T, l *lifecycle.Life) { require.ErrorIs(t, l.Run(t.Context(), fails), errWork) },
@@ -283,7 +283,7 @@ func TestAwaitSeesWhatCameLast(t *testing.T) {
 }
 
 // Work that has failed and runs again is waited for: its old failure is forgotten.
-func TestFailureIsForgotten(t *testing.T) {
+func TestLifecycleFailureIsForgotten(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var l lifecycle.Life
 		var news renew.Signal
@@ -305,7 +305,7 @@ func TestFailureIsForgotten(t *testing.T) {
 }
 
 // The context of the work ends when the work does, also by itself: nothing that it has started is left.
-func TestContextOfWorkEnds(t *testing.T) {
+func TestLifecycleContextOfWorkEnds(t *testing.T) {
 	t.Parallel()
 	for _, work := range []func(context.Context) error{fails, ends} {
 		var l lifecycle.Life
@@ -315,8 +315,8 @@ func TestContextOfWorkEnds(t *testing.T) {
 	}
 }
 
-// TestReady: the error says what is missing, why nothing is being done, and why the wait has ended, each once.
-func TestReady(t *testing.T) {
+// The error says what is missing, why nothing is being done, and why the wait has ended, each once.
+func TestLifecycleReady(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var l lifecycle.Life
 		var news renew.Signal

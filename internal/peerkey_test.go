@@ -1,4 +1,4 @@
-package peerkey_test
+package internal_test
 
 import (
 	"net"
@@ -11,7 +11,7 @@ import (
 	"github.com/svidkit/svidkit/internal/peerkey"
 )
 
-func TestWithRequest(t *testing.T) {
+func TestPeerKeyWithRequest(t *testing.T) {
 	t.Parallel()
 	for remote, want := range map[string]string{
 		"192.0.2.1:4711": "192.0.2.1", "[2001:db8::1]:1": "2001:db8::1", "[::ffff:192.0.2.1]:1": "192.0.2.1", "[fe80::1%eth0]:1": "fe80::1%eth0",
@@ -27,18 +27,18 @@ func TestWithRequest(t *testing.T) {
 	}
 }
 
-type conn struct {
+type peerConn struct {
 	net.Conn
 	remote net.Addr
 }
 
-func (c conn) RemoteAddr() net.Addr { return c.remote }
+func (c peerConn) RemoteAddr() net.Addr { return c.remote }
 
-func TestAddress(t *testing.T) {
+func TestPeerKeyAddress(t *testing.T) {
 	t.Parallel()
-	a, ok := peerkey.Address(conn{remote: &net.TCPAddr{IP: net.ParseIP("192.0.2.1"), Port: 1}})
+	a, ok := peerkey.Address(peerConn{remote: &net.TCPAddr{IP: net.ParseIP("192.0.2.1"), Port: 1}})
 	assert.True(t, ok)
 	assert.Equal(t, "192.0.2.1", a.String())
-	_, ok = peerkey.Address(conn{remote: &net.UnixAddr{Name: "@"}})
+	_, ok = peerkey.Address(peerConn{remote: &net.UnixAddr{Name: "@"}})
 	assert.False(t, ok)
 }
