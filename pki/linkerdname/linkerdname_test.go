@@ -14,7 +14,10 @@ import (
 	"github.com/svidkit/svidkit/pki/linkerdname"
 )
 
-const web = "web.emojivoto.serviceaccount.identity.linkerd.cluster.local"
+const (
+	web     = "web.emojivoto.serviceaccount.identity.linkerd.cluster.local"
+	invalid = "invalid name" // is in every error
+)
 
 var (
 	mesh = linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: "cluster.local"}
@@ -104,7 +107,7 @@ func TestMesh(t *testing.T) {
 				},
 			} {
 				name, err := call()
-				assert.ErrorIs(t, err, linkerdname.ErrName, "%s of %q", what, bad)
+				assert.ErrorContains(t, err, invalid, "%s of %q", what, bad)
 				assert.Empty(t, name)
 			}
 		}
@@ -120,17 +123,17 @@ func TestBadNames(t *testing.T) {
 		{"emojivoto", "*"}, {"emojivoto", strings.Repeat("a", 64)}, {"emojivoto", " web"},
 	} {
 		name, err := mesh.Name(bad[0], bad[1])
-		assert.ErrorIs(t, err, linkerdname.ErrName, bad)
+		assert.ErrorContains(t, err, invalid, bad)
 		assert.Empty(t, name)
 	}
-	require.ErrorIs(t, must.Err(mesh.Namespace("emoji.voto")), linkerdname.ErrName)
+	require.ErrorContains(t, must.Err(mesh.Namespace("emoji.voto")), invalid)
 
 	// The whole name has a limit as well as its parts.
 	fill := func(last int) linkerdname.Mesh { // 36 bytes stand before the trust domain
 		return linkerdname.Mesh{ControlNamespace: "linkerd", TrustDomain: strings.Repeat(strings.Repeat("a", 63)+".", 3) + strings.Repeat("b", last)}
 	}
 	assert.Len(t, must.Get(fill(25).Name("b", "a"))(t), 253)
-	assert.ErrorIs(t, must.Err(fill(26).Name("b", "a")), linkerdname.ErrName)
+	assert.ErrorContains(t, must.Err(fill(26).Name("b", "a")), invalid)
 }
 
 func TestParse(t *testing.T) {
@@ -154,11 +157,11 @@ func TestParse(t *testing.T) {
 		"web.emojivoto.ServiceAccount.identity.linkerd.cluster.local", "w\x00b.emojivoto.serviceaccount.identity.linkerd.cluster.local",
 	} {
 		namespace, account, err := mesh.Parse(bad)
-		assert.ErrorIs(t, err, linkerdname.ErrName, "%q", bad)
+		assert.ErrorContains(t, err, invalid, "%q", bad)
 		assert.Empty(t, namespace+account)
 	}
 	_, _, err = seed.Parse(web)
-	require.ErrorIs(t, err, linkerdname.ErrName)
+	require.ErrorContains(t, err, invalid)
 }
 
 func TestMatch(t *testing.T) {
@@ -204,7 +207,7 @@ func TestMatch(t *testing.T) {
 	} {
 		for _, identity := range []string{bad, web, ""} {
 			matched, err := linkerdname.Match(bad, identity)
-			assert.ErrorIs(t, err, linkerdname.ErrName, "%q", bad)
+			assert.ErrorContains(t, err, invalid, "%q", bad)
 			assert.False(t, matched, "%q", bad)
 		}
 	}
@@ -218,7 +221,7 @@ func FuzzParse(f *testing.F) {
 		for _, m := range []linkerdname.Mesh{mesh, seed} {
 			namespace, account, err := m.Parse(s)
 			if err != nil {
-				assert.ErrorIs(t, err, linkerdname.ErrName)
+				assert.ErrorContains(t, err, invalid)
 				assert.Empty(t, namespace+account)
 				continue
 			}

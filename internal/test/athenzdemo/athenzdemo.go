@@ -3,7 +3,7 @@
 // loopback. The API server is either made up, or that of a test. Relays between the programs note what they say to
 // each other:
 //
-//	go test -v ./internal/test/athenzdemo
+//	go test -v -run Athenz ./internal/test
 package athenzdemo
 
 import (

@@ -31,7 +31,14 @@ import (
 // TLS.
 func NewStepCA(t testing.TB, ca *spiffetest.CA, path string) *Fake {
 	t.Helper()
-	f := New(t, ca, path)
+	f, _ := NewStepProvisioner(t, ca, path)
+	return f
+}
+
+// NewStepProvisioner is NewStepCA, and returns with it what signs the claims of a token as the provisioner does.
+func NewStepProvisioner(t testing.TB, ca *spiffetest.CA, path string) (f *Fake, sign func(claims any) string) {
+	t.Helper()
+	f = New(t, ca, path)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatalf("cafake: %v", err)
@@ -61,7 +68,7 @@ func NewStepCA(t testing.TB, ca *spiffetest.CA, path string) *Fake {
 			}
 		},
 	})
-	return f
+	return f, s.signed
 }
 
 // stepCA is the rules of step-ca.
@@ -99,9 +106,9 @@ func (s *stepCA) token() string {
 	})
 }
 
-func (s *stepCA) signed(c stepClaims) string {
+func (s *stepCA) signed(claims any) string {
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: s.key}, nil)
-	payload, err2 := json.Marshal(c)
+	payload, err2 := json.Marshal(claims)
 	if err := errors.Join(err, err2); err != nil {
 		panic(err)
 	}

@@ -1,4 +1,4 @@
-package devtoken_test
+package internal_test
 
 import (
 	"context"
@@ -88,7 +88,7 @@ func TestTokens(t *testing.T) {
 }
 
 // The secret outlives a restart.
-func TestRestart(t *testing.T) {
+func TestTokensAfterARestart(t *testing.T) {
 	t.Parallel()
 	name := filepath.Join(t.TempDir(), "token-secret")
 	td := spiffe.MustParseTrustDomain("cluster.local")
@@ -118,7 +118,7 @@ func TestRestart(t *testing.T) {
 }
 
 // The secret is in a file that others cannot read, whatever was there before.
-func TestFile(t *testing.T) {
+func TestTokensFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	name, target := filepath.Join(dir, "token-secret"), filepath.Join(dir, "target")
@@ -151,7 +151,7 @@ func TestFile(t *testing.T) {
 }
 
 // Linkerd's API knows the caller by the address that it has reached, and refuses a token where there is none.
-func TestReview(t *testing.T) {
+func TestTokensReview(t *testing.T) {
 	t.Parallel()
 	tokens, secret := newTokens(t, spiffe.MustParseTrustDomain("cluster.local"))
 	for _, ctx := range []context.Context{t.Context(), context.WithValue(t.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)})} {

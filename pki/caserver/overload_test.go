@@ -1,4 +1,4 @@
-package caservice_test
+package caserver_test
 
 import (
 	"bytes"

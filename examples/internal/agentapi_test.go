@@ -1,4 +1,4 @@
-package agentapi_test
+package internal_test
 
 import (
 	"bytes"
@@ -34,7 +34,7 @@ func mustKey(t testing.TB) []byte {
 	return must.Get(pki.MarshalPrivateKeyPEM(key))(t)
 }
 
-func TestClient(t *testing.T) {
+func TestAgentClient(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-7.1-1", "ATH-7.1-2", "ATH-8-10")
 	for _, args := range [][2]string{{"", "/x"}, {"/x", ""}} {

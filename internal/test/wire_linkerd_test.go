@@ -1,4 +1,4 @@
-package wire_test
+package test_test
 
 import (
 	"testing"
@@ -9,7 +9,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/wire/linkerd"
 )
 
-func TestLinkerdBytes(t *testing.T) {
+func TestWireLinkerd(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		msg  proto.Message

@@ -1,4 +1,4 @@
-package descriptors_test
+package workloadserver_test
 
 import (
 	"os"
@@ -69,7 +69,9 @@ func TestDescriptorsAreFresh(t *testing.T) {
 		t.Skip("protoc is not in PATH")
 	}
 	out := filepath.Join(t.TempDir(), "set")
-	msg, err := exec.Command(protoc, "-I", ".", "--include_imports", "--descriptor_set_out="+out, "reflection.proto").CombinedOutput()
+	cmd := exec.Command(protoc, "-I", ".", "--include_imports", "--descriptor_set_out="+out, "reflection.proto")
+	cmd.Dir = "internal/descriptors"
+	msg, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", msg)
 	data, err := os.ReadFile(out)
 	require.NoError(t, err)

@@ -1,4 +1,4 @@
-package rounds_test
+package test_test
 
 import (
 	"flag"
@@ -13,7 +13,7 @@ import (
 var _ = flag.Bool("long", false, "is set by the test")
 
 // What .ci/run and the long run before a release leave out unnoticed is proven nowhere.
-func TestWhatRuns(t *testing.T) {
+func TestRounds(t *testing.T) {
 	for _, c := range []struct {
 		rounds, long string
 		of           int

@@ -1,4 +1,4 @@
-package program_test
+package internal_test
 
 import (
 	"bytes"
@@ -304,7 +304,7 @@ args: [$(POD_NAME), ""]
 // The pods of our own are told nothing of the Services of their namespace; those that a manifest adds a container to stay as they are.
 func TestServiceLinks(t *testing.T) {
 	t.Parallel()
-	names := must.Get(filepath.Glob("../../*/*.yaml"))(t)
+	names := must.Get(filepath.Glob("../*/*.yaml"))(t)
 	own, added := 0, 0
 	for _, name := range names {
 		text := must.Get(os.ReadFile(name))(t)
@@ -379,7 +379,7 @@ func yamlOf(t *testing.T, name string, data []byte) string {
 func TestRights(t *testing.T) {
 	t.Parallel()
 	rights, got := rightsOf(t), map[string]map[string]bool{}
-	tree := os.DirFS("../../..")
+	tree := os.DirFS("../..")
 	require.NoError(t, fs.WalkDir(tree, ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err

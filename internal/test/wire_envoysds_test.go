@@ -1,4 +1,4 @@
-package wire_test
+package test_test
 
 import (
 	"testing"
@@ -40,7 +40,7 @@ func inline(s string) *envoysds.DataSource {
 	return &envoysds.DataSource{Specifier: &envoysds.DataSource_InlineBytes{InlineBytes: []byte(s)}}
 }
 
-func TestEnvoySDSBytes(t *testing.T) {
+func TestWireEnvoySDS(t *testing.T) {
 	t.Parallel()
 	node := &envoysds.Node{Id: "n", Cluster: "c"}
 	detail := &envoysds.Status{Code: 3, Message: "no"}

@@ -1,4 +1,4 @@
-package cafake_test
+package test_test
 
 import (
 	"encoding/json"
@@ -18,7 +18,7 @@ import (
 )
 
 // What the Fake refuses that a client of ours would not ask for.
-func TestGoogleCASRules(t *testing.T) {
+func TestCafakeGoogleCAS(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	g := cafake.NewGoogleCAS(t, ca, "/web")
@@ -86,7 +86,7 @@ func csrFor(t *testing.T, names ...pki.SAN) string {
 }
 
 // What the Fake refuses that a client of ours would not ask for.
-func TestVaultRules(t *testing.T) {
+func TestCafakeVault(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
 	v := cafake.NewVault(t, ca, "/web")

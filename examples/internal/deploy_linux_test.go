@@ -1,4 +1,4 @@
-package deploy_test
+package internal_test
 
 import (
 	"bytes"
@@ -31,7 +31,7 @@ type unit map[string][]string
 
 func readUnit(t *testing.T, name string) unit {
 	t.Helper()
-	text := must.Get(os.ReadFile(name))(t)
+	text := must.Get(os.ReadFile(filepath.Join("../deploy", name)))(t)
 	u := unit{}
 	_, service, _ := strings.Cut(string(text), "\n[Service]\n")
 	service, _, _ = strings.Cut(service, "\n[Install]\n")
@@ -52,7 +52,7 @@ func (u unit) words(key string) []string { return strings.Fields(strings.Join(u[
 // environment returns what the comment at the head of a unit says is in its file of variables.
 func environment(t *testing.T, name string) (all []string) {
 	t.Helper()
-	text := must.Get(os.ReadFile(name))(t)
+	text := must.Get(os.ReadFile(filepath.Join("../deploy", name)))(t)
 	for _, m := range regexp.MustCompile(`(?m)^#     ([A-Z_]+)=(.*)$`).FindAllStringSubmatch(string(text), -1) {
 		all = append(all, m[1]+"="+strings.Trim(m[2], "'"))
 	}
@@ -72,12 +72,13 @@ func needs(t *testing.T, programs ...string) {
 func TestUnits(t *testing.T) {
 	t.Parallel()
 	needs(t, "systemd-analyze")
-	units := must.Get(filepath.Glob("*.service"))(t)
+	units := must.Get(filepath.Glob("../deploy/*.service"))(t)
 	require.Len(t, units, 3)
-	for _, name := range units {
+	for _, file := range units {
+		name := filepath.Base(file)
 		u := readUnit(t, name)
 		dir := t.TempDir()
-		text := must.Get(os.ReadFile(name))(t)
+		text := must.Get(os.ReadFile(file))(t)
 		program := filepath.Base(u.words("ExecStart")[0])
 		assert.Equal(t, program+".service", name)
 		assert.FileExists(t, filepath.Join("..", program, "main.go"))
@@ -374,7 +375,7 @@ type image struct {
 // build does what the Dockerfile says: the last RUN of its first stage, and the COPY, USER and ENTRYPOINT of its second.
 func build(t *testing.T, program string) *image {
 	t.Helper()
-	first, second, ok := strings.Cut(string(must.Get(os.ReadFile("Dockerfile"))(t)), "\nFROM scratch\n")
+	first, second, ok := strings.Cut(string(must.Get(os.ReadFile("../deploy/Dockerfile"))(t)), "\nFROM scratch\n")
 	require.True(t, ok, "the image begins with nothing")
 	only := func(text, pattern string) []string {
 		t.Helper()

@@ -1,4 +1,4 @@
-package wire_test
+package test_test
 
 import (
 	"testing"
@@ -11,7 +11,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 )
 
-func TestWorkloadAPIBytes(t *testing.T) {
+func TestWireWorkloadAPI(t *testing.T) {
 	t.Parallel()
 	claims := must.Get(structpb.NewStruct(map[string]any{"sub": "s"}))(t)
 	for name, test := range map[string]struct {

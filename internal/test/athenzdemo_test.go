@@ -1,4 +1,4 @@
-package athenzdemo_test
+package test_test
 
 import (
 	"bytes"
@@ -20,7 +20,7 @@ import (
 var update = flag.Bool("update", false, "write the diagram in the README of examples/athenz-sia")
 
 // The demo ends well, and the README has its trace. The programs end with the right codes.
-func TestDemo(t *testing.T) {
+func TestAthenzDemo(t *testing.T) {
 	t.Parallel()
 	rounds.Slow(t)
 	conformance.Covers(t, "ATH-1-1", "ATH-1-2", "ATH-1-3", "ATH-1-4", "ATH-1-5", "ATH-1-6", "ATH-7.1-1", "ATH-7.1-3", "ATH-7.1-4", "ATH-7.2-1", "ATH-7.2-2", "ATH-7.2-3",
@@ -39,16 +39,16 @@ func TestDemo(t *testing.T) {
 	var out bytes.Buffer
 	trace := athenzdemo.Show(t, programs, io.MultiWriter(&out, t.Output()), athenzdemo.Kubernetes{
 		URL: api.URL(), Client: api.Client(),
-		List:   func() ([]byte, error) { return get(api.Client(), api.URL()+pods) },
+		List:   func() ([]byte, error) { return getBody(api.Client(), api.URL()+pods) },
 		Create: func(pod, ip string) { put(pod, ip, "Running") },
 		Phase:  put,
 		Delete: func(pod string) { api.Remove(pods + "/" + pod) },
 	})
 	assert.Contains(t, out.String(), "no key, document or token is in a log")
-	programtest.Section(t, *update, "../../../examples/athenz-sia/README.md", "```mermaid\n", "```\n", trace.Diagram())
+	programtest.Section(t, *update, "../../examples/athenz-sia/README.md", "```mermaid\n", "```\n", trace.Diagram())
 }
 
-func get(client *http.Client, url string) ([]byte, error) {
+func getBody(client *http.Client, url string) ([]byte, error) {
 	answer, err := client.Get(url)
 	if err != nil {
 		return nil, err

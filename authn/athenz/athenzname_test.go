@@ -1,4 +1,4 @@
-package athenzname_test
+package athenz_test
 
 import (
 	"net/netip"
@@ -14,7 +14,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-func TestMapping(t *testing.T) {
+func TestNameMapping(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-2-1", "ATH-2-2", "ATH-2-3", "ATH-2-4", "ATH-2-5", "ATH-2-6", "ATH-2-8")
 	m := athenzname.Mapping{AdminDomain: "k8s.admin", SystemNamespaces: []string{"istio-system"}}
@@ -54,7 +54,7 @@ func TestMapping(t *testing.T) {
 	}
 }
 
-func FuzzMapping(f *testing.F) {
+func FuzzNameMapping(f *testing.F) {
 	for _, s := range []string{"foo-bar--baz", "a---b", "kube-system", "k8s-admin-x", "x--"} {
 		f.Add(s)
 	}
@@ -71,7 +71,7 @@ func FuzzMapping(f *testing.F) {
 	})
 }
 
-func TestService(t *testing.T) {
+func TestNames(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-2-10", "ATH-2-11", "ATH-2-12", "ATH-13-1", "ATH-13-2", "ATH-18-7", "ATH-18-8")
 	s := must.Get(athenzname.ParseService("foo.bar-baz.front_end"))(t)
@@ -123,7 +123,7 @@ func instance() athenzname.Instance {
 	}
 }
 
-func TestInstance(t *testing.T) {
+func TestInstanceNames(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-9-3", "ATH-9-6", "ATH-9-8", "ATH-9-9", "ATH-9-10", "ATH-9-13")
 	require.NoError(t, instance().Check())

@@ -1,4 +1,4 @@
-package firstuse_test
+package main
 
 import (
 	"crypto/sha256"
@@ -78,8 +78,8 @@ func confirmation(document string) map[string]any {
 	}
 }
 
-// TestUsedDocuments has two replicas be shown documents at the same time: each is good once, and after a restart no more.
-func TestUsedDocuments(t *testing.T) {
+// TestFirstUse has two replicas be shown documents at the same time: each is good once, and after a restart no more.
+func TestFirstUse(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-12-12")
 	r := newReplicas(t)
@@ -126,9 +126,9 @@ func TestUsedDocuments(t *testing.T) {
 	assert.NotContains(t, object.Data["documents"], "eyJ")
 }
 
-// TestUsedDocumentsFail has the ConfigMap be missing, wrong, full and away. None of that lets a document through, or refuses
+// TestFirstUseFails has the ConfigMap be missing, wrong, full and away. None of that lets a document through, or refuses
 // another one for good.
-func TestUsedDocumentsFail(t *testing.T) {
+func TestFirstUseFails(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	r := newReplicas(t)

@@ -1,6 +1,4 @@
-// Package wire_test compares the messages of the schemas with bytes written by hand: a tag is the published field number
-// times eight, plus 2 for what has a length and 0 for a number.
-package wire_test
+package test_test
 
 import (
 	"testing"
@@ -12,7 +10,8 @@ import (
 	"github.com/svidkit/svidkit/internal/test/must"
 )
 
-// check requires that want is msg on the wire.
+// check requires that want is msg on the wire. The bytes are written by hand: a tag is the published field number times
+// eight, plus 2 for what has a length and 0 for a number.
 func check(t *testing.T, name string, msg proto.Message, want string) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) {

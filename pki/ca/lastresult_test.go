@@ -1,4 +1,4 @@
-package lastresult_test
+package ca_test
 
 import (
 	"errors"
@@ -15,7 +15,7 @@ type says struct{ err error }
 
 func (s says) Err() error { return s.err }
 
-func TestResult(t *testing.T) {
+func TestLastResult(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		var r lastresult.Result
 		full := errors.New("full")

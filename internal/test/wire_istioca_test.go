@@ -1,4 +1,4 @@
-package wire_test
+package test_test
 
 import (
 	"testing"
@@ -9,7 +9,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/wire/istioca"
 )
 
-func TestIstioCABytes(t *testing.T) {
+func TestWireIstioCA(t *testing.T) {
 	t.Parallel()
 	signer := &structpb.Struct{Fields: map[string]*structpb.Value{"CertSigner": structpb.NewStringValue("x")}}
 	for name, test := range map[string]struct {

@@ -1,4 +1,0 @@
-package linkerdname
-
-// ErrName is in every error of this package.
-var ErrName = errName
