@@ -1,3 +1,5 @@
+// Package conformance makes the pages of the ties between tests and rules, which package internal/test/conformance
+// describes. There is no code to import here, only tests.
 package conformance
 
 import (
@@ -54,7 +56,7 @@ func TestPages(t *testing.T) {
 		}
 		have := must.Get(os.ReadFile(file))(t)
 		if string(have) != want {
-			t.Errorf("%s is stale: go test ./internal/test/conformance -update", tab.page)
+			t.Errorf("%s is stale: go -C internal/checks test ./conformance -update", tab.page)
 		}
 	}
 	for _, tie := range ties {
@@ -237,7 +239,7 @@ func scan(fsys fs.FS, known func(id string) bool) (ties []tie, functions map[str
 }
 
 func scanFile(f file, known func(id string) bool, functions map[string]bool) ([]tie, error) {
-	covers := "" // how the file calls this package
+	covers := "" // how the file calls the package of Covers
 	for _, i := range f.Imports {
 		if p, err := strconv.Unquote(i.Path.Value); err == nil && p == importPath {
 			covers = path.Base(importPath)
@@ -366,7 +368,7 @@ func (f file) test(fn *ast.FuncDecl) (name string, runs bool) {
 	return path.Dir(f.Path) + "." + fn.Name.Name, runs
 }
 
-const made = `This page is made from the tests by ` + "`go test ./internal/test/conformance -update`" + `
+const made = `This page is made from the tests by ` + "`go -C internal/checks test ./conformance -update`" + `
 and a test fails when it is stale, or when a rule has neither a test nor a reason for having none.
 `
 
