@@ -59,10 +59,9 @@ var forbidden = []string{
 
 // pkg is what "go list" says of a package.
 type pkg struct {
-	ImportPath, Doc, ForTest, Dir      string
+	ImportPath, Doc, ForTest           string
 	Standard                           bool
 	Module                             *struct{ Path string }
-	GoFiles                            []string
 	Imports, TestImports, XTestImports []string
 }
 
@@ -74,7 +73,8 @@ func (p pkg) name() string { return strings.TrimPrefix(strings.TrimPrefix(p.Impo
 var listed = sync.OnceValues(func() (map[string]pkg, error) {
 	pkgs := make(map[string]pkg)
 	for _, dir := range []string{"..", rootDir} {
-		cmd := exec.Command("go", "list", "-deps", "-test", "-json=ImportPath,Doc,ForTest,Dir,Standard,Module,GoFiles,Imports,TestImports,XTestImports", "./...")
+		const fields = "ImportPath,Doc,ForTest,Standard,Module,Imports,TestImports,XTestImports"
+		cmd := exec.Command("go", "list", "-deps", "-test", "-json="+fields, "./...")
 		cmd.Dir, cmd.Stderr, cmd.Env = dir, os.Stderr, append(os.Environ(), "GOGC=off") // which would take a third of it
 		out, err := cmd.Output()
 		if err != nil {

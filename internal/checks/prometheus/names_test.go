@@ -1,5 +1,5 @@
-// Package prometheus_test holds the rules of examples/deploy/prometheus, the runbook and the dashboards against what the
-// programs write, and has real faults fire each alert.
+// Package prometheus_test holds the rules of examples/deploy/prometheus, the runbook and the dashboards against what
+// the programs write, and has real faults fire each alert.
 package prometheus_test
 
 import (
@@ -153,7 +153,8 @@ func TestRunbook(t *testing.T) {
 		assert.Contains(t, alerts, name)
 	}
 	// Flags of the CA: those in backquotes, and those after its command.
-	help := must.Get(exec.CommandContext(t.Context(), "go", "run", "github.com/svidkit/svidkit/examples/ca", "-help").CombinedOutput())(t)
+	cmd := exec.CommandContext(t.Context(), "go", "run", "github.com/svidkit/svidkit/examples/ca", "-help")
+	help := must.Get(cmd.CombinedOutput())(t)
 	n := 0
 	for _, code := range regexp.MustCompile("`[^`]+`").FindAllString(text, -1) {
 		if strings.Contains(code, "curl") || strings.Contains(code, "/proc/") || strings.Contains(code, "ulimit") || strings.Contains(code, "ss -") {

@@ -10,8 +10,8 @@
 //
 // # Rows
 //
-// In internal/checks/conformance there is a directory for each page. Its rows.tsv has one line for each rule: id, level
-// or mark, requirement. vectors.tsv has one for each series of test vectors: ids, what they are. Lists of ids are
+// In internal/checks/conformance there is a directory for each page. Its rows.tsv has one line for each rule: id,
+// level or mark, requirement. vectors.tsv has one for each series of test vectors: ids, what they are. Lists of ids are
 // separated by spaces and may hold ranges, such as "XV-01..XV-19 XV-19b". The levels and marks are explained on the
 // pages. An id such as IST-9.4-5 is that of row 5 of section 9.4.
 //
