@@ -146,7 +146,7 @@ func TestSecretPEM(t *testing.T) {
 	}
 }
 
-// That nothing prints a key is tested in internal/test/sealtest.
+// That nothing prints a key is tested in internal/checks/sealtest.
 func TestPrinted(t *testing.T) {
 	t.Parallel()
 	root := newTestRoot(t)

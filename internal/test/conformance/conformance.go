@@ -3,17 +3,17 @@
 // Kubernetes. For each of them there is a page, such as spiffe/CONFORMANCE.md, which is made from these ties and from
 // nothing else, by
 //
-//	go test ./internal/test/conformance -update
+//	go -C internal/checks test ./conformance -update
 //
-// and the tests of this package fail when a page is stale, when a row that demands anything has neither a test nor a
-// reason for having none, and when a tie names a row or a test that does not exist.
+// and the tests there fail when a page is stale, when a row that demands anything has neither a test nor a reason for
+// having none, and when a tie names a row or a test that does not exist.
 //
 // # Rows
 //
-// There is a directory for each page. Its rows.tsv has one line for each rule: id, level or mark, requirement.
-// vectors.tsv has one for each series of test vectors: ids, what they are. Lists of ids are separated by spaces and
-// may hold ranges, such as "XV-01..XV-19 XV-19b". The levels and marks are explained on the pages. An id such as
-// IST-9.4-5 is that of row 5 of section 9.4.
+// In internal/checks/conformance there is a directory for each page. Its rows.tsv has one line for each rule: id,
+// level or mark, requirement. vectors.tsv has one for each series of test vectors: ids, what they are. Lists of ids are
+// separated by spaces and may hold ranges, such as "XV-01..XV-19 XV-19b". The levels and marks are explained on the
+// pages. An id such as IST-9.4-5 is that of row 5 of section 9.4.
 //
 // # Ties
 //

@@ -19,6 +19,8 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
+func TestMain(m *testing.M) { rounds.Uncached(m) }
+
 // files returns the files of the project with this ending.
 func files(t *testing.T, ending string) []string {
 	var all []string
@@ -100,21 +102,23 @@ func TestPages(t *testing.T) {
 // not a flag of go test: what follows it is for the tests.
 func TestTestCommands(t *testing.T) {
 	t.Parallel()
-	command := regexp.MustCompile("go test [^`|\\n]*")
+	command := regexp.MustCompile("go (?:-C ([\\w/]+) )?test [^`|\\n]*")
 	run := regexp.MustCompile(`-(?:run|bench) '?([A-Z]\w+)`)
 	found := 0
 	for _, page := range files(t, ".md") {
 		text := must.Get(os.ReadFile(page))(t)
-		for _, line := range command.FindAllString(string(text), -1) {
+		for _, m := range command.FindAllStringSubmatch(string(text), -1) {
+			line := m[0]
 			_, after, _ := strings.Cut(line, " -long")
 			assert.NotContains(t, after, "./", "%s: %s", page, line)
 			name := run.FindStringSubmatch(line)
-			if name == nil {
-				continue
-			}
 			for _, dir := range regexp.MustCompile(`\./[\w/]+`).FindAllString(line, -1) {
+				tests := must.Get(filepath.Glob(filepath.Join("../../..", m[1], dir, "*_test.go")))(t)
+				assert.NotEmpty(t, tests, "%s: %s", page, line)
+				if name == nil {
+					continue
+				}
 				found++
-				tests := must.Get(filepath.Glob(filepath.Join("../../..", dir, "*_test.go")))(t)
 				var code strings.Builder
 				for _, file := range tests {
 					text := must.Get(os.ReadFile(file))(t)

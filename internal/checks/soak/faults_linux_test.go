@@ -267,7 +267,7 @@ func (r *relay) cut() {
 // killed and held, its disk full and gone, their clocks set and the network between them cut, silent and slow. The agent's
 // identity is never late, no request of another user fails, and what the programs hold does not grow.
 //
-//	go test -v ./internal/test/soak -run TestFaults -long -timeout 3h
+//	go -C internal/checks test -v ./soak -run TestFaults -long -timeout 3h
 func TestFaults(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("there is no other user")

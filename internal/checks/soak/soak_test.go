@@ -79,7 +79,7 @@ func TestMain(m *testing.M) {
 	}
 	run := roles[role]
 	if run == nil {
-		os.Exit(m.Run())
+		rounds.Uncached(m)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	err := run(ctx, dir, bufio.NewScanner(os.Stdin))
@@ -156,7 +156,7 @@ func say(v any) {
 // TestSoak measures well-behaved clients in quiet, then beside clients that take all they can get, and again in quiet.
 // Those that behave lose nothing, and the servers give back what the others took.
 //
-//	go test -v ./internal/test/soak -long
+//	go -C internal/checks test -v ./soak -long
 func TestSoak(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {

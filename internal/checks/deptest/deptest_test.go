@@ -40,6 +40,8 @@ var (
 	long   = flag.Bool("long", false, "link a program with each package, to weigh it, and build modules that import one")
 )
 
+func TestMain(m *testing.M) { rounds.Uncached(m) }
+
 // others are the modules of others that our code may import, with the reason.
 var others = map[string]string{
 	"golang.org/x/crypto/cryptobyte":             "ASN.1 built and read strictly",
@@ -57,37 +59,40 @@ var forbidden = []string{
 
 // pkg is what "go list" says of a package.
 type pkg struct {
-	ImportPath, Doc, ForTest, Dir      string
+	ImportPath, Doc, ForTest           string
 	Standard                           bool
 	Module                             *struct{ Path string }
-	GoFiles                            []string
 	Imports, TestImports, XTestImports []string
 }
 
 // name returns the path of a package of ours below the module.
 func (p pkg) name() string { return strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/") }
 
-// listed returns the packages of this module, what they and their tests import, and so on down, by import path. All tests
-// share one run of "go list".
+// listed returns the packages of the root module and of this one, what they and their tests import, and so on down, by
+// import path. All tests share one run of "go list" in each.
 var listed = sync.OnceValues(func() (map[string]pkg, error) {
-	cmd := exec.Command("go", "list", "-deps", "-test", "-json=ImportPath,Doc,ForTest,Dir,Standard,Module,GoFiles,Imports,TestImports,XTestImports", "./...")
-	cmd.Dir, cmd.Stderr, cmd.Env = rootDir, os.Stderr, append(os.Environ(), "GOGC=off") // which would take a third of it
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("go list: %w", err)
-	}
 	pkgs := make(map[string]pkg)
-	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
-		var p pkg
-		if err := d.Decode(&p); errors.Is(err, io.EOF) {
-			return pkgs, nil
-		} else if err != nil {
-			return nil, err
+	for _, dir := range []string{"..", rootDir} {
+		const fields = "ImportPath,Doc,ForTest,Standard,Module,Imports,TestImports,XTestImports"
+		cmd := exec.Command("go", "list", "-deps", "-test", "-json="+fields, "./...")
+		cmd.Dir, cmd.Stderr, cmd.Env = dir, os.Stderr, append(os.Environ(), "GOGC=off") // which would take a third of it
+		out, err := cmd.Output()
+		if err != nil {
+			return nil, fmt.Errorf("go list: %w", err)
 		}
-		if p.ForTest == "" && !strings.HasSuffix(p.ImportPath, ".test") {
-			pkgs[p.ImportPath] = p
+		for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+			var p pkg
+			if err := d.Decode(&p); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				return nil, err
+			}
+			if p.ForTest == "" && !strings.HasSuffix(p.ImportPath, ".test") {
+				pkgs[p.ImportPath] = p // that of the root module, which has its tests, comes last
+			}
 		}
 	}
+	return pkgs, nil
 })
 
 const rootDir = "../../.."
@@ -476,7 +481,7 @@ func TestMetrics(t *testing.T) {
 	t.Parallel()
 	var all []metric
 	for _, s := range must.Get(parsed())(t) {
-		if among(s.name, "internal/test", "internal/peers", "internal/compare") {
+		if among(s.name, "internal/test", "internal/checks", "internal/peers", "internal/compare") {
 			continue
 		}
 		uses, consts := strings.Contains(s.text, "svidkit/internal/metrics\""), constsOf(s.file)

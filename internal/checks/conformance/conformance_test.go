@@ -1,3 +1,5 @@
+// Package conformance makes the pages of the ties between tests and rules, which package internal/test/conformance
+// describes. There is no code to import here, only tests.
 package conformance
 
 import (
@@ -8,6 +10,7 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -28,6 +31,8 @@ import (
 var update = flag.Bool("update", false, "write the pages")
 
 const root = "../../.."
+
+func TestMain(m *testing.M) { rounds.Uncached(m) }
 
 // TestPages holds the pages against the tests as they are. It lists what has neither a test nor a reason, and ties to what
 // does not exist.
@@ -54,7 +59,7 @@ func TestPages(t *testing.T) {
 		}
 		have := must.Get(os.ReadFile(file))(t)
 		if string(have) != want {
-			t.Errorf("%s is stale: go test ./internal/test/conformance -update", tab.page)
+			t.Errorf("%s is stale: go -C internal/checks test ./conformance -update", tab.page)
 		}
 	}
 	for _, tie := range ties {
@@ -63,6 +68,16 @@ func TestPages(t *testing.T) {
 				t.Errorf("%s: %s is not a row", tie.where, id)
 			}
 		}
+	}
+}
+
+// TestUncached: go test does not go on to say that this package has passed when it is asked again.
+func TestUncached(t *testing.T) {
+	rounds.Slow(t)
+	t.Parallel()
+	for range 2 {
+		out := must.Get(exec.Command("go", "test", "-run=^$", ".").CombinedOutput())(t)
+		assert.NotContains(t, string(out), "(cached)")
 	}
 }
 
@@ -237,7 +252,7 @@ func scan(fsys fs.FS, known func(id string) bool) (ties []tie, functions map[str
 }
 
 func scanFile(f file, known func(id string) bool, functions map[string]bool) ([]tie, error) {
-	covers := "" // how the file calls this package
+	covers := "" // how the file calls the package of Covers
 	for _, i := range f.Imports {
 		if p, err := strconv.Unquote(i.Path.Value); err == nil && p == importPath {
 			covers = path.Base(importPath)
@@ -366,7 +381,7 @@ func (f file) test(fn *ast.FuncDecl) (name string, runs bool) {
 	return path.Dir(f.Path) + "." + fn.Name.Name, runs
 }
 
-const made = `This page is made from the tests by ` + "`go test ./internal/test/conformance -update`" + `
+const made = `This page is made from the tests by ` + "`go -C internal/checks test ./conformance -update`" + `
 and a test fails when it is stale, or when a rule has neither a test nor a reason for having none.
 `
 

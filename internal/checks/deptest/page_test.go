@@ -137,7 +137,7 @@ on these floors alone, and the others have packages of their own and internal on
 
 The tables say what each package imports of ours, which modules it links beside the standard library, and the size in
 10⁶ bytes of a stripped program that uses it (linux/amd64, Go 1.26; a program that only gets an https URL with net/http
-has 5.9). The page is written from the tree by ` + "`go test ./internal/test/deptest -update`" + `, and with ` + "`-long`" + ` its sizes, too.
+has 5.9). The page is written from the tree by ` + "`go -C internal/checks test ./deptest -update`" + `, and with ` + "`-long`" + ` its sizes, too.
 `)
 	for _, f := range floors {
 		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n| package | what it does | imports | links | program |\n|---|---|---|---|--:|\n", f.title, f.text)

@@ -204,7 +204,7 @@ const growth, most = 64 << 20, 128 << 20
 // TestUnderWay: each port and socket of the programs of examples is asked by one user for more than a program can do at once, in
 // each way. The program grows by 64 MB at most, all requests of another user are answered, and no renewal is late.
 //
-//	go test -v ./internal/test/soak -run TestUnderWay -long
+//	go -C internal/checks test -v ./soak -run TestUnderWay -long
 func TestUnderWay(t *testing.T) {
 	rounds.Slow(t)
 	if os.Geteuid() != 0 {

@@ -490,7 +490,7 @@ func TestServer(t *testing.T) {
 	t.Parallel()
 	path := tool(t, "prometheus")
 	all := demos(t)
-	data := must.Get(os.ReadFile("prometheus.yaml"))(t)
+	data := must.Get(os.ReadFile(deployed("prometheus.yaml")))(t)
 	config := strings.ReplaceAll(string(data), ": 15s", ": 1s")
 	require.NotEqual(t, string(data), config)
 	for name, d := range all {
@@ -502,7 +502,7 @@ func TestServer(t *testing.T) {
 		config = strings.ReplaceAll(config, `"`+d.address+`"`, `"`+d.at+`"`)
 	}
 	dir := t.TempDir()
-	text := must.Get(os.ReadFile("rules.yaml"))(t)
+	text := must.Get(os.ReadFile(deployed("rules.yaml")))(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "rules.yaml"), text, 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "prometheus.yaml"), []byte(config), 0o600))
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)

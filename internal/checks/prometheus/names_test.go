@@ -1,3 +1,5 @@
+// Package prometheus_test holds the rules of examples/deploy/prometheus, the runbook and the dashboards against what
+// the programs write, and has real faults fire each alert.
 package prometheus_test
 
 import (
@@ -26,6 +28,13 @@ import (
 	"github.com/svidkit/svidkit/internal/test/watchtest"
 )
 
+func TestMain(m *testing.M) { rounds.Uncached(m) }
+
+const examples = "../../../examples"
+
+// deployed returns the path of a file for operators.
+func deployed(name string) string { return filepath.Join(examples, "deploy/prometheus", name) }
+
 // rule is one of rules.yaml.
 type rule struct {
 	Record      string            `yaml:"record"`
@@ -38,7 +47,7 @@ type rule struct {
 
 func rules(t testing.TB) (all []rule) {
 	t.Helper()
-	data := must.Get(os.ReadFile("rules.yaml"))(t)
+	data := must.Get(os.ReadFile(deployed("rules.yaml")))(t)
 	var file struct {
 		Groups []struct {
 			Name  string `yaml:"name"`
@@ -56,9 +65,9 @@ func rules(t testing.TB) (all []rule) {
 // TestPromtool: promtool is content with the rules, the configuration, and the tests of the rules that are written by hand.
 func TestPromtool(t *testing.T) {
 	t.Parallel()
-	promtool(t, "check", "rules", "--lint=all", "--lint-fatal", "rules.yaml")
-	promtool(t, "check", "config", "prometheus.yaml")
-	promtool(t, "test", "rules", "rules_test.yaml")
+	promtool(t, "check", "rules", "--lint=all", "--lint-fatal", deployed("rules.yaml"))
+	promtool(t, "check", "config", deployed("prometheus.yaml"))
+	promtool(t, "test", "rules", deployed("rules_test.yaml"))
 }
 
 // left are metrics that are neither on a dashboard nor in a rule, with the reason.
@@ -90,7 +99,7 @@ func TestNames(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"service", "agent", "ca"} {
-		for name := range watchtest.Dashboard(t, "../../"+name+"/dashboard.json", written) {
+		for name := range watchtest.Dashboard(t, filepath.Join(examples, name, "dashboard.json"), written) {
 			shown[name] = true
 		}
 	}
@@ -111,7 +120,7 @@ var recorded = regexp.MustCompile(`svidkit:\w+(:\w+)*`)
 func TestRunbook(t *testing.T) {
 	rounds.Slow(t) // it builds the CA
 	t.Parallel()
-	text := string(must.Get(os.ReadFile("../../RUNBOOK.md"))(t))
+	text := string(must.Get(os.ReadFile(filepath.Join(examples, "RUNBOOK.md")))(t))
 	var alerts, entries []string
 	for _, r := range rules(t) {
 		if r.Alert == "" {
@@ -144,7 +153,8 @@ func TestRunbook(t *testing.T) {
 		assert.Contains(t, alerts, name)
 	}
 	// Flags of the CA: those in backquotes, and those after its command.
-	help := must.Get(exec.CommandContext(t.Context(), "go", "run", "../../ca", "-help").CombinedOutput())(t)
+	cmd := exec.CommandContext(t.Context(), "go", "run", "github.com/svidkit/svidkit/examples/ca", "-help")
+	help := must.Get(cmd.CombinedOutput())(t)
 	n := 0
 	for _, code := range regexp.MustCompile("`[^`]+`").FindAllString(text, -1) {
 		if strings.Contains(code, "curl") || strings.Contains(code, "/proc/") || strings.Contains(code, "ulimit") || strings.Contains(code, "ss -") {
@@ -157,7 +167,7 @@ func TestRunbook(t *testing.T) {
 	}
 	assert.Greater(t, n, 8)
 	for _, link := range regexp.MustCompile(`\]\(([^)#]+)\)`).FindAllStringSubmatch(text, -1) {
-		assert.NoError(t, must.Err(os.Stat("../../"+link[1])))
+		assert.NoError(t, must.Err(os.Stat(filepath.Join(examples, link[1]))))
 	}
 }
 
@@ -314,7 +324,7 @@ func (r *recording) require(t *testing.T, fired map[string]window) {
 	for key, values := range r.series {
 		inputs = append(inputs, input{key, strings.Join(values, " ")})
 	}
-	rules := must.Get(filepath.Abs("rules.yaml"))(t)
+	rules := must.Get(filepath.Abs(deployed("rules.yaml")))(t)
 	data := must.Get(json.Marshal(map[string]any{ // which is YAML, too
 		"rule_files": []string{rules}, "evaluation_interval": interval.String(),
 		"tests": []any{map[string]any{"interval": interval.String(), "input_series": inputs, "promql_expr_test": tests}},
