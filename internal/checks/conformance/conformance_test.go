@@ -10,7 +10,6 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -31,8 +30,6 @@ import (
 var update = flag.Bool("update", false, "write the pages")
 
 const root = "../../.."
-
-func TestMain(m *testing.M) { rounds.Uncached(m) }
 
 // TestPages holds the pages against the tests as they are. It lists what has neither a test nor a reason, and ties to what
 // does not exist.
@@ -68,16 +65,6 @@ func TestPages(t *testing.T) {
 				t.Errorf("%s: %s is not a row", tie.where, id)
 			}
 		}
-	}
-}
-
-// TestUncached: go test does not go on to say that this package has passed when it is asked again.
-func TestUncached(t *testing.T) {
-	rounds.Slow(t)
-	t.Parallel()
-	for range 2 {
-		out := must.Get(exec.Command("go", "test", "-run=^$", ".").CombinedOutput())(t)
-		assert.NotContains(t, string(out), "(cached)")
 	}
 }
 

@@ -40,8 +40,6 @@ var (
 	long   = flag.Bool("long", false, "link a program with each package, to weigh it, and build modules that import one")
 )
 
-func TestMain(m *testing.M) { rounds.Uncached(m) }
-
 // others are the modules of others that our code may import, with the reason.
 var others = map[string]string{
 	"golang.org/x/crypto/cryptobyte":             "ASN.1 built and read strictly",

@@ -28,8 +28,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/watchtest"
 )
 
-func TestMain(m *testing.M) { rounds.Uncached(m) }
-
 const examples = "../../../examples"
 
 // deployed returns the path of a file for operators.

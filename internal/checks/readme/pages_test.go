@@ -19,8 +19,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 )
 
-func TestMain(m *testing.M) { rounds.Uncached(m) }
-
 // files returns the files of the project with this ending.
 func files(t *testing.T, ending string) []string {
 	var all []string

@@ -50,8 +50,6 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
-func TestMain(m *testing.M) { rounds.Uncached(m) }
-
 // walk is a program that calls each method of zero values, twice, and prints what panics and what does not return. %s are the
 // imports and the values.
 //

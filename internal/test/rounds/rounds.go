@@ -36,16 +36,6 @@ func Parallel(n int) {
 	_ = flag.Set("test.parallel", strconv.Itoa(n)) // -parallel is parsed after this
 }
 
-// Uncached is the TestMain of a package whose tests read files outside of its module. Go test does not see when those
-// change, and would go on to say that the tests have passed: it remembers no run whose log of inputs is gone.
-func Uncached(m *testing.M) {
-	code := m.Run()
-	if log := flag.Lookup("test.testlogfile").Value.String(); log != "" {
-		_ = os.Remove(log)
-	}
-	os.Exit(code)
-}
-
 func times() int {
 	n, _ := strconv.Atoi(os.Getenv("SVIDKIT_ROUNDS")) // else 0
 	if long := flag.Lookup("long"); long != nil && long.Value.String() == "true" {
