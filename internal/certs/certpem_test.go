@@ -126,3 +126,15 @@ func TestPEMWeakKeys(t *testing.T) {
 	leaf, _ := pem.Decode(file(t, "leaf.pem"))
 	require.ErrorIs(t, must.Err(spiffe.ParseSVID(leaf.Bytes, pkcs8)), pki.ErrWeakKey)
 }
+
+// The text is that of package pem, whatever the length of the last line.
+func TestEncodeCertificates(t *testing.T) {
+	t.Parallel()
+	for n := range 200 {
+		raw := make([]byte, n)
+		_, _ = rand.Read(raw)
+		want := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw})
+		cert := &x509.Certificate{Raw: raw}
+		assert.Equal(t, string(want)+string(want), string(certpem.EncodeCertificates([]*x509.Certificate{cert, cert})))
+	}
+}

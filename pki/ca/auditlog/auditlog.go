@@ -75,8 +75,8 @@
 //
 // The log never moves or deletes a file. A program such as logrotate moves it to a name that [Files] finds: the same
 // name followed by a number or a date, such as audit.jsonl.1 or audit.jsonl-20260102. It must not copy and truncate,
-// which loses records. The log notices the move before its next write; after [Log.Reopen] it no longer writes to the
-// old file. The first line in the new file follows the last line in the old.
+// which loses records. The log notices the move before its next write; after [Log.Reopen] it has closed the old
+// file. The first line in the new file follows the last line in the old.
 //
 // On systems with flock (all but Windows, Solaris, AIX and Plan 9) several processes of one machine may write to the
 // same file, such as a server and an operator's command. If another process holds the lock for more than 10 seconds,
@@ -342,15 +342,10 @@ func (l *Log) commit(lines [][]byte) (last digest, err error) {
 	if len(lines) == 0 {
 		l.leave() // to look at owners and modes again
 	}
-	if l.file == nil {
-		l.file, err = private.OpenFile(l.path, os.O_RDWR|os.O_APPEND|os.O_CREATE, private.Options{Warn: func(err error) {
-			l.log.Warn("auditlog: other users can change the audit log", err.Error(), slog.Any("err", err))
-		}})
-		if err != nil {
-			return last, err
-		}
+	f, err := l.open()
+	if err != nil {
+		return last, err
 	}
-	f := l.file
 	defer func() {
 		if err != nil || !flock.Supported { // Windows renames no open file
 			l.leave()
@@ -382,6 +377,16 @@ func (l *Log) commit(lines [][]byte) (last digest, err error) {
 		l.written, l.size = info, info.Size()+int64(len(text))
 	}
 	return last, err
+}
+
+// open returns the file that is open already, or opens the one at path, or creates it.
+func (l *Log) open() (f *os.File, err error) {
+	if l.file == nil {
+		l.file, err = private.OpenFile(l.path, os.O_RDWR|os.O_APPEND|os.O_CREATE, private.Options{Warn: func(err error) {
+			l.log.Warn("auditlog: other users can change the audit log", err.Error(), slog.Any("err", err))
+		}})
+	}
+	return l.file, err
 }
 
 // leave closes the file, which unlocks it, too. All of it went through fsync, or failed.

@@ -80,3 +80,30 @@ func TestPlantedFiles(t *testing.T) {
 	all := must.Get(auditlog.Files(path))(t)
 	require.Equal(t, []string{path}, all)
 }
+
+// The file stays open between writes; the one that was moved away is closed by Reopen, and all by Close.
+func TestDescriptors(t *testing.T) {
+	t.Parallel()
+	path := logPath(t)
+	dir := must.Get(filepath.EvalSymlinks(filepath.Dir(path)))(t)
+	open := func() (files []string) {
+		for _, e := range must.Get(os.ReadDir("/proc/self/fd"))(t) {
+			if to, _ := os.Readlink("/proc/self/fd/" + e.Name()); filepath.Dir(to) == dir {
+				files = append(files, filepath.Base(to))
+			}
+		}
+		return files
+	}
+	l := must.Get(auditlog.Open(path, nil))(t)
+	for range 3 {
+		require.NoError(t, l.Record(t.Context(), record("1")))
+		require.Equal(t, []string{"audit.jsonl"}, open())
+	}
+	require.NoError(t, os.Rename(path, path+".1"))
+	require.NoError(t, l.Reopen())
+	require.Equal(t, []string{"audit.jsonl"}, open())
+	require.NoError(t, l.Record(t.Context(), record("2")))
+	require.NoError(t, l.Close())
+	require.NoError(t, l.Close())
+	require.Empty(t, open())
+}
