@@ -51,8 +51,8 @@ func served(c net.Conn) bool {
 	return err == nil && strings.Contains(line, "200")
 }
 
-// listener accepts connections that count as their addresses alone: they tell neither a descriptor, which may be beyond the limit
-// of within, nor a local address, by which the user is found.
+// listener accepts connections that count as their addresses alone: they tell neither a descriptor, which may be beyond
+// the limit of within, nor a local address, by which the user is found.
 type listener struct {
 	net.Listener
 	accepts func()
@@ -68,8 +68,9 @@ func (l listener) Accept() (net.Conn, error) {
 	return addressed{c}, err
 }
 
-// within serves echo within a limit on connections: that of a process with twice as many descriptors, which this process is until
-// the server accepts. It returns the address. No other server may have connections, so t is not parallel.
+// within serves echo within a limit on connections: that of a process with twice as many descriptors, which this
+// process is until the server accepts. It returns the address. No other server may have connections, so t is not
+// parallel.
 func within(t testing.TB, most int, log io.Writer) string {
 	t.Helper()
 	inner, begun := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t), make(chan struct{})

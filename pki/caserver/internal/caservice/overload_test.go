@@ -118,11 +118,11 @@ func TestRefusedCallersAreNamed(t *testing.T) {
 // A CA has the bundle of one trust domain, and may have none yet.
 func TestBundles(t *testing.T) {
 	t.Parallel()
-	td := spiffe.MustParseTrustDomain("example.org")
+	td, other := spiffe.MustParseTrustDomain("example.org"), spiffe.MustParseTrustDomain("elsewhere.test")
 	b := must.Get(spiffe.NewBundle(td, spiffe.BundleContents{}))(t)
 	has := caservice.Bundles(func() *spiffe.Bundle { return b })
 	none := caservice.Bundles(func() *spiffe.Bundle { return nil })
 	assert.Same(t, b, must.Get(has.Bundle(td))(t))
-	assert.ErrorIs(t, must.Err(has.Bundle(spiffe.MustParseTrustDomain("elsewhere.test"))), spiffe.ErrUnknownTrustDomain)
+	assert.ErrorIs(t, must.Err(has.Bundle(other)), spiffe.ErrUnknownTrustDomain)
 	assert.ErrorIs(t, must.Err(none.Bundle(td)), spiffe.ErrUnknownTrustDomain)
 }
