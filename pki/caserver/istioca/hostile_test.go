@@ -10,7 +10,6 @@ import (
 	"io"
 	"math"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/bubble"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
 	"github.com/svidkit/svidkit/internal/test/must"
@@ -300,14 +300,17 @@ func TestMetadataIsCheap(t *testing.T) {
 		resp, _ := post(t.Context(), t, s.client, s.url, "web", bytes.NewReader(frame(0, b)), nil)
 		assert.Equal(t, "0", resp.Trailer.Get("Grpc-Status"), resp.Trailer.Get("Grpc-Message"))
 	}
-	o := istioca.Options{Signer: authority(t), Authenticator: callers, AllowPlaintext: true}
+	o := istioca.Options{Signer: authority(t), Authenticator: callers}
 	o.Policy = func(context.Context, *authn.Caller) (istioca.Grant, error) { // is asked when the message has been read
 		return istioca.Grant{}, ca.ErrIdentity
 	}
 	reader := newServer(t, o)
 	costs := func(msg []byte) float64 {
 		msg = frame(0, msg)
-		return testing.AllocsPerRun(10, func() { require.Equal(t, "7", exchange(reader, msg).Header().Get("Grpc-Status")) })
+		return testing.AllocsPerRun(10, func() {
+			resp, _ := exchange(t, reader, msg)
+			require.Equal(t, "7", resp.Trailer.Get("Grpc-Status"))
+		})
 	}
 	if !rounds.Race {
 		for _, b := range [][]byte{nested, body, bytes.Repeat([]byte("\x22\x04\x0a\x02\x12\x00"), 30_000)} {
@@ -342,14 +345,9 @@ func seeds(t testing.TB) [][]byte {
 }
 
 // exchange has h answer a request of web with a body.
-func exchange(h http.Handler, body []byte) *httptest.ResponseRecorder {
-	r := httptest.NewRequest(http.MethodPost, istioca.CreateCertificate, io.NopCloser(bytes.NewReader(body)))
-	r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
-	r.Header.Set("Content-Type", "application/grpc")
-	r.Header.Set("Authorization", "Bearer web")
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, r)
-	return w
+func exchange(t testing.TB, h http.Handler, body []byte) (*http.Response, []byte) {
+	t.Helper()
+	return post(t.Context(), t, caservertest.Direct(h), "https://ca.test", "web", bytes.NewReader(body), nil)
 }
 
 // FuzzDecode compares the reader of requests with the generated one.
@@ -359,14 +357,14 @@ func FuzzDecode(f *testing.F) {
 	}
 	a := wrap(authority(f))
 	srv := newServer(f, istioca.Options{
-		Signer: a, Authenticator: callers, AllowPlaintext: true,
+		Signer: a, Authenticator: callers,
 		NodeAuthorizer: func(context.Context, *authn.Caller, spiffe.ID) error { return nil },
 	})
 	// asked returns what the server answers to a message, and what it has had signed.
-	asked := func(msg []byte) (string, ca.Request) {
+	asked := func(t testing.TB, msg []byte) (string, ca.Request) {
 		a.last = ca.Request{}
-		h := exchange(srv, frame(0, msg)).Result()
-		return h.Header.Get("Grpc-Status") + h.Trailer.Get("Grpc-Status") + h.Header.Get("Grpc-Message"), a.last
+		resp, _ := exchange(t, srv, frame(0, msg))
+		return resp.Trailer.Get("Grpc-Status") + resp.Trailer.Get("Grpc-Message"), a.last
 	}
 	td, lastCSR := spiffe.MustParseTrustDomain("example.org"), marshal(f, goodRequest(f))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -382,12 +380,12 @@ func FuzzDecode(f *testing.F) {
 		same := &wire.IstioCertificateRequest{
 			Csr: m.GetCsr(), ValidityDuration: m.GetValidityDuration(), Metadata: &structpb.Struct{Fields: fields},
 		}
-		want, wantSigned := asked(marshal(t, same))
-		got, signed := asked(data)
+		want, wantSigned := asked(t, marshal(t, same))
+		got, signed := asked(t, data)
 		assert.Equal(t, want, got)
 		assert.Equal(t, wantSigned, signed)
 
-		_, signed = asked(slices.Concat(data, lastCSR)) // the last one counts
+		_, signed = asked(t, slices.Concat(data, lastCSR)) // the last one counts
 		id, _ := spiffe.ParseID(cmp.Or(text("ImpersonatedIdentity"), webID))
 		if !id.MemberOf(td) || id.Path() == "" {
 			assert.Zero(t, signed)
@@ -404,14 +402,15 @@ func FuzzDecode(f *testing.F) {
 func TestDecodeRefuses(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-4.1-4")
-	srv := newServer(t, istioca.Options{Signer: authority(t), Authenticator: callers, AllowPlaintext: true})
+	srv := newServer(t, istioca.Options{Signer: authority(t), Authenticator: callers})
 	for _, bad := range []string{
 		"\xff", "\x0a", "\x0a\x02x", "\x0a\x01\xff", "\x18", "\x18\xff", "\x00\x00", "\x0c", "\x0b", "\x12\x02x", "\x0f",
 		"\x22\x01\xff", "\x22\x02\x0a\x01", "\x22\x03\x0a\x01\xff", "\x22\x05\x0a\x03\x0a\x01\xff", "\x22\x04\x0a\x02\x12\x01",
 		"\x22\x06\x0a\x04\x12\x02\x1a\x01", "\x22\x07\x0a\x05\x12\x03\x1a\x01\xff", "\x22\x05\x0a\x03\x12\x01\xff",
 	} {
-		answer := exchange(srv, frame(0, []byte(bad))).Header().Get("Grpc-Message")
-		require.Equal(t, "CSR signing error (the message is not an IstioCertificateRequest)", answer, "%q", bad)
+		resp, _ := exchange(t, srv, frame(0, []byte(bad)))
+		text := resp.Trailer.Get("Grpc-Message")
+		require.Equal(t, "CSR signing error (the message is not an IstioCertificateRequest)", text, "%q", bad)
 		require.Error(t, proto.Unmarshal([]byte(bad), new(wire.IstioCertificateRequest)), "%q", bad)
 	}
 }
@@ -426,22 +425,18 @@ func FuzzServeHTTP(f *testing.F) {
 	f.Add([]byte{0, 0, 0})
 	f.Add(frame(1, nil))
 	f.Add(append(frame(0, nil), frame(0, nil)...))
-	srv := newServer(f, istioca.Options{Signer: authority(f), Authenticator: callers, AllowPlaintext: true})
+	srv := newServer(f, istioca.Options{Signer: authority(f), Authenticator: callers})
 	f.Fuzz(func(t *testing.T, body []byte) {
-		w := exchange(srv, body)
-		resp := w.Result()
+		resp, answer := exchange(t, srv, body)
 		require.Equal(t, http.StatusOK, resp.StatusCode)
 		status := resp.Trailer.Get("Grpc-Status")
-		if status == "" {
-			status = resp.Header.Get("Grpc-Status")
-		}
 		require.NotEmpty(t, status)
 		if status != "0" {
-			require.Zero(t, w.Body.Len())
+			require.Empty(t, answer)
 			return
 		}
 		var m wire.IstioCertificateResponse
-		require.NoError(t, proto.Unmarshal(w.Body.Bytes()[5:], &m))
+		require.NoError(t, proto.Unmarshal(answer[5:], &m))
 		certs := must.Get(pki.ParseCertificatesPEM([]byte(m.GetCertChain()[0])))(t)
 		require.Len(t, certs, 1)
 		require.Len(t, certs[0].URIs, 1)
