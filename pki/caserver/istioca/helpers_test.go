@@ -105,7 +105,7 @@ type server struct {
 	client *http.Client // trusts it, and has no certificate
 	tls    *tls.Config  // of the client
 	logs   *programtest.Log
-	net    *memconn.Listener // of serveInBubble
+	net    *memconn.Listener // with plaintext
 }
 
 func newServer(t testing.TB, o istioca.Options) *istioca.Server {
@@ -113,8 +113,8 @@ func newServer(t testing.TB, o istioca.Options) *istioca.Server {
 	return must.Get(istioca.New(o))(t)
 }
 
-// prepare returns a server with o that is not served yet.
-func prepare(t testing.TB, o istioca.Options) *server {
+// serve serves o over TLS on a socket or, if it allows plaintext, on a network in memory, also for a bubble.
+func serve(t testing.TB, o istioca.Options) *server {
 	t.Helper()
 	s := &server{logs: new(programtest.Log)}
 	if o.Logger == nil {
@@ -127,27 +127,15 @@ func prepare(t testing.TB, o istioca.Options) *server {
 		o.Signer = authority(t)
 	}
 	s.Server = newServer(t, o)
-	return s
-}
-
-// serve serves o over TLS on a socket.
-func serve(t testing.TB, o istioca.Options) *server {
-	t.Helper()
-	s := prepare(t, o)
+	if o.AllowPlaintext {
+		s.net = memconn.Listen()
+		caservertest.ServeOn(t, s.net, caserver.ServeOptions{Handler: s.Server, Plaintext: true})
+		s.url, s.client = "http://ca.test", caservertest.HTTP2Client(t, nil)
+		s.client.Transport.(*http.Transport).DialContext = s.net.DialContext
+		return s
+	}
 	s.url, s.tls = caservertest.Listen(t, s.Server)
 	s.client = caservertest.HTTP2Client(t, s.tls)
-	return s
-}
-
-// serveInBubble serves o without TLS on a network in memory.
-func serveInBubble(t testing.TB, o istioca.Options) *server {
-	t.Helper()
-	o.AllowPlaintext = true
-	s := prepare(t, o)
-	s.net = memconn.Listen()
-	caservertest.ServeOn(t, s.net, caserver.ServeOptions{Handler: s.Server, Plaintext: true})
-	s.url, s.client = "http://ca.test", caservertest.HTTP2Client(t, nil)
-	s.client.Transport.(*http.Transport).DialContext = s.net.DialContext
 	return s
 }
 

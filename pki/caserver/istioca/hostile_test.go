@@ -137,7 +137,7 @@ func TestHostileBodies(t *testing.T) {
 // keep the server waiting for ever.
 func TestSlowBodies(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		s := serveInBubble(t, istioca.Options{})
+		s := serve(t, istioca.Options{AllowPlaintext: true})
 		for token, want := range map[string]struct {
 			status string
 			after  time.Duration
@@ -155,7 +155,7 @@ func TestSlowBodies(t *testing.T) {
 // A client that takes nothing of its answer does not keep the server either.
 func TestClientThatDoesNotRead(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		s := serveInBubble(t, istioca.Options{})
+		s := serve(t, istioca.Options{AllowPlaintext: true})
 		conn := must.Get(s.net.Dial(t.Context()))(t)
 		defer conn.Close()
 		began := time.Now()

@@ -206,7 +206,8 @@ func TestAuthenticatorUnavailable(t *testing.T) {
 	assert.Equal(t, "8", s.metric(t, "authentication_failure_count"))
 	assert.Contains(t, s.logs.String(), "secret reason: no connection")
 	bubble.Run(t, "a hanging one", func(t *testing.T) {
-		hanging := serveInBubble(t, o)
+		o.AllowPlaintext = true
+		hanging := serve(t, o)
 		_, err := call(t.Context(), hanging.client, hanging.url, "hangs", goodRequest(t))
 		refused(t, err, grpchttp.Unavailable, unauthenticated)
 	})
@@ -686,7 +687,7 @@ func TestTimeout(t *testing.T) {
 			<-ctx.Done()
 			return nil, fmt.Errorf("ca: sign: %w", context.Cause(ctx))
 		}
-		s, m, began := serveInBubble(t, istioca.Options{Signer: a}), goodRequest(t), time.Now()
+		s, m, began := serve(t, istioca.Options{Signer: a, AllowPlaintext: true}), goodRequest(t), time.Now()
 		_, err := call(t.Context(), s.client, s.url, "web", m)
 		refused(t, err, grpchttp.Unavailable, "CSR signing error (the CA cannot answer now; try again later)")
 		assert.Equal(t, 75*time.Second, time.Since(began))
