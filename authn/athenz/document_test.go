@@ -36,24 +36,21 @@ import (
 func TestPodSubject(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-4-1", "ATH-4-2", "ATH-4-3", "ATH-4-4", "ATH-4-5", "ATH-4-6", "ATH-4-7", "ATH-4-8", "ATH-4-9")
+	const text, six = subject, "pod:media-sports/web-0?d=media.sports&n=frontend&i=fd00%3A%3A1"
+	format, parse := subjects(t)
 	s := athenztest.Subject()
-	const text = "pod:media-sports/web-0?d=media.sports&n=frontend&i=10.1.2.3"
-	assert.Equal(t, text, s.URI())
 	s.IP = netip.MustParseAddr("fd00::1")
-	assert.Equal(t, "pod:media-sports/web-0?d=media.sports&n=frontend&i=fd00%3A%3A1", s.URI())
-	for _, good := range []athenz.PodSubject{athenztest.Subject(), s} {
-		got := must.Get(athenz.ParsePodSubject(good.URI()))(t)
-		assert.Equal(t, good, got)
+	for want, good := range map[string]athenz.PodSubject{text: athenztest.Subject(), six: s} {
+		assert.Equal(t, want, format(t, good))
+		assert.Equal(t, good, must.Get(parse(t, want))(t))
 	}
 	for _, same := range []string{
 		"pod:media-sports/web-0?i=10.1.2.3&n=frontend&d=media.sports",
 		"pod:media-sports/web-0?d=media%2Esports&n=%66rontend&i=10.1.2.3&s=10.0.0.1&x",
 	} {
-		got := must.Get(athenz.ParsePodSubject(same))(t)
-		assert.Equal(t, athenztest.Subject(), got)
+		assert.Equal(t, athenztest.Subject(), must.Get(parse(t, same))(t))
 	}
-	got := must.Get(athenz.ParsePodSubject("pod:media-sports/web-0?d=media.sports&n=frontend&i=fd00::1"))(t)
-	assert.Equal(t, s, got)
+	assert.Equal(t, s, must.Get(parse(t, "pod:media-sports/web-0?d=media.sports&n=frontend&i=fd00::1"))(t))
 
 	for _, bad := range []string{
 		"", "pod:", "pod", text[4:], "POD:" + text[4:], "pods:" + text[4:], "spiffe:" + text[4:],
@@ -71,15 +68,38 @@ func TestPodSubject(t *testing.T) {
 		"pod:media-sports/web-0?d=media.sports&n=frontend&i=10.1.2", "pod:media-sports/web-0?d=media.sports&n=frontend&i=010.1.2.3",
 		"pod:media-sports/web-0?d=media.sports&n=frontend&i=fe80%3A%3A1%25eth0", "pod:media-sports/web-0?d=media.sports&n=frontend&i=%3A%3Affff%3A10.1.2.3",
 		"pod:media-sports/web-0?d=media.sports&n=frontend&i=0.0.0.0", "pod:media-sports/web-0?d=media.sports&n=frontend&i=224.0.0.1",
-		text + "#x", strings.Repeat("a", 1<<20), "pod:" + strings.Repeat("a", 254) + "/web?d=media.sports&n=frontend&i=10.1.2.3",
+		text + "#x", strings.Repeat("a", 8<<10), "pod:" + strings.Repeat("a", 254) + "/web?d=media.sports&n=frontend&i=10.1.2.3",
 	} {
-		_, err := athenz.ParsePodSubject(bad)
-		require.ErrorIs(t, err, athenz.ErrDocument, bad)
+		_, err := parse(t, bad)
+		must.Fail(t, err, athenz.ErrDocument, "pod")
 		assert.Less(t, len(err.Error()), 1024)
 	}
 }
 
-func FuzzParsePodSubject(f *testing.F) {
+// subjects returns functions for the subject of documents: format has one signed, and parse has one verified.
+func subjects(t testing.TB) (
+	format func(testing.TB, athenz.PodSubject) string, parse func(testing.TB, string) (athenz.PodSubject, error),
+) {
+	t.Helper()
+	k, key := athenztest.NewKeys(t), ecKey(t, elliptic.P256())
+	k.Add(t, "v1", key)
+	sign, v := k.Signer(t), k.Verifier(t)
+	format = func(t testing.TB, s athenz.PodSubject) string {
+		part := strings.Split(must.Get(sign(t.Context(), s))(t), ".")[1]
+		var claims struct{ Sub string }
+		require.NoError(t, json.Unmarshal(must.Get(base64.RawURLEncoding.DecodeString(part))(t), &claims))
+		return claims.Sub
+	}
+	parse = func(t testing.TB, text string) (athenz.PodSubject, error) {
+		c := newClaims()
+		c.head["alg"], c.key, c.body["sub"] = "ES256", key, text
+		return v.Verify(c.document(t))
+	}
+	return format, parse
+}
+
+func FuzzPodSubject(f *testing.F) {
+	format, parse := subjects(f)
 	for _, s := range []string{
 		"pod:media-sports/web-0?d=media.sports&n=frontend&i=10.1.2.3", "pod:media-sports/web-0?d=media.sports&n=frontend&i=fd00%3A%3A1",
 		"pod:media-sports/web-0?i=::1&n=a&d=b&d=c", "pod:/x?d=a", "pod:a/b?d=%zz", "",
@@ -87,14 +107,12 @@ func FuzzParsePodSubject(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		s, err := athenz.ParsePodSubject(text)
+		s, err := parse(t, text)
 		if err != nil {
 			require.ErrorIs(t, err, athenz.ErrDocument)
 			return
 		}
-		require.NoError(t, s.Check())
-		again := must.Get(athenz.ParsePodSubject(s.URI()))(t)
-		require.Equal(t, s, again)
+		require.Equal(t, s, must.Get(parse(t, format(t, s)))(t))
 	})
 }
 
@@ -106,12 +124,15 @@ type claims struct {
 	raw        string // the whole document
 }
 
+// subject is that of athenztest.Subject.
+const subject = "pod:media-sports/web-0?d=media.sports&n=frontend&i=10.1.2.3"
+
 func newClaims() *claims {
 	now := time.Now().Unix()
 	const issuer = "secret:athenz-init-secret?version=v1"
 	return &claims{
 		head: object{"alg": "RS256", "iss": issuer, "typ": "JWT"},
-		body: object{"aud": "k8s-athenz-identity", "exp": now + 900, "iat": now, "iss": issuer, "sub": athenztest.Subject().URI()},
+		body: object{"aud": "k8s-athenz-identity", "exp": now + 900, "iat": now, "iss": issuer, "sub": subject},
 	}
 }
 
@@ -164,7 +185,7 @@ func TestDocument(t *testing.T) {
 	assert.Len(t, body, 5)
 	assert.Equal(t, "k8s-athenz-identity", body["aud"])
 	assert.Equal(t, "secret:athenz-init-secret?version=v1", body["iss"])
-	assert.Equal(t, "pod:media-sports/web-0?d=media.sports&n=frontend&i=10.1.2.3", body["sub"])
+	assert.Equal(t, subject, body["sub"])
 	assert.InDelta(t, 300, body["exp"].(float64)-body["iat"].(float64), 0)
 	assert.InDelta(t, float64(time.Now().Unix()), body["iat"], 5)
 
@@ -305,15 +326,15 @@ func TestDocumentVectors(t *testing.T) {
 		}, false},
 		{"a claim twice", func(c *claims) {
 			c.raw = signedRaw(t, `{"alg":"RS256","iss":"secret:athenz-init-secret?version=v1","typ":"JWT"}`,
-				fmt.Sprintf(`{"aud":"k8s-athenz-identity","exp":%d,"iat":%d,"iss":"secret:athenz-init-secret?version=v1","sub":"pod:a/b?d=a&n=b&i=1.2.3.4","sub":%q}`, now+60, now, athenztest.Subject().URI()))
+				fmt.Sprintf(`{"aud":"k8s-athenz-identity","exp":%d,"iat":%d,"iss":"secret:athenz-init-secret?version=v1","sub":"pod:a/b?d=a&n=b&i=1.2.3.4","sub":%q}`, now+60, now, subject))
 		}, false},
 		{"a header twice", func(c *claims) {
 			c.raw = signedRaw(t, `{"alg":"RS256","iss":"secret:athenz-init-secret?version=v2","iss":"secret:athenz-init-secret?version=v1","typ":"JWT"}`,
-				fmt.Sprintf(`{"aud":"k8s-athenz-identity","exp":%d,"iat":%d,"iss":"secret:athenz-init-secret?version=v1","sub":%q}`, now+60, now, athenztest.Subject().URI()))
+				fmt.Sprintf(`{"aud":"k8s-athenz-identity","exp":%d,"iat":%d,"iss":"secret:athenz-init-secret?version=v1","sub":%q}`, now+60, now, subject))
 		}, false},
 		{"an escaped ampersand", func(c *claims) {
 			c.raw = signedRaw(t, `{"alg":"RS256","iss":"secret:athenz-init-secret?version=v1","typ":"JWT"}`,
-				fmt.Sprintf(`{"aud":"k8s-athenz-identity","exp":%d,"iat":%d,"iss":"secret:athenz-init-secret?version=v1","sub":"%s"}`, now+60, now, strings.ReplaceAll(athenztest.Subject().URI(), "&", `\u0026`)))
+				fmt.Sprintf(`{"aud":"k8s-athenz-identity","exp":%d,"iat":%d,"iss":"secret:athenz-init-secret?version=v1","sub":"%s"}`, now+60, now, strings.ReplaceAll(subject, "&", `\u0026`)))
 		}, true},
 		{"17 KiB", func(c *claims) { c.body["x"] = strings.Repeat("x", 17<<10) }, false},
 	} {

@@ -535,17 +535,15 @@ func TestLearnedRoots(t *testing.T) {
 	assert.True(t, net.IPv4(127, 0, 0, 1).Equal(l.signed[1].IPs[0]))
 }
 
-// The Server serves the one bundle of its CA.
+// The Server serves the bundle of its CA.
 func TestBundle(t *testing.T) {
 	t.Parallel()
-	a := newAuthority(t)
-	s := newServer(t, caserver.Options{CA: a})
-	b := must.Get(s.Bundle(domain))(t)
-	require.Same(t, a.Bundle(), b)
-	_, err := s.Bundle(spiffe.MustParseTrustDomain("elsewhere.test"))
-	require.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
-	s = newServer(t, caserver.Options{CA: &learning{a: a}})
-	require.ErrorIs(t, must.Err(s.Bundle(domain)), spiffe.ErrUnknownTrustDomain)
+	a, at := newAuthority(t), caserver.Listeners{Bundle: localhost()}
+	run(t, caserver.Options{CA: a}, at)
+	tr := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: a.Bundle().CertPool()}}
+	defer tr.CloseIdleConnections()
+	served := get(t, &http.Client{Transport: tr}, "https://"+at.Bundle.Addr().String())
+	assert.True(t, a.Bundle().Equal(must.Get(spiffe.ParseBundle(domain, []byte(served)))(t)))
 }
 
 func TestMain(m *testing.M) {

@@ -21,9 +21,11 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/bubble"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/caserver/internal/caservice"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // TestOverload sends a multiple of the requests that the processors can verify, for a second of virtual time: when a
@@ -111,4 +113,16 @@ func TestRefusedCallersAreNamed(t *testing.T) {
 		assert.Contains(t, log.String(), says)
 	}
 	assert.Equal(t, 4, strings.Count(log.String(), "\n"), log.String())
+}
+
+// A CA has the bundle of one trust domain, and may have none yet.
+func TestBundles(t *testing.T) {
+	t.Parallel()
+	td, other := spiffe.MustParseTrustDomain("example.org"), spiffe.MustParseTrustDomain("elsewhere.test")
+	b := must.Get(spiffe.NewBundle(td, spiffe.BundleContents{}))(t)
+	has := caservice.Bundles(func() *spiffe.Bundle { return b })
+	none := caservice.Bundles(func() *spiffe.Bundle { return nil })
+	assert.Same(t, b, must.Get(has.Bundle(td))(t))
+	assert.ErrorIs(t, must.Err(has.Bundle(other)), spiffe.ErrUnknownTrustDomain)
+	assert.ErrorIs(t, must.Err(none.Bundle(td)), spiffe.ErrUnknownTrustDomain)
 }

@@ -71,18 +71,13 @@ type ServeOptions struct {
 // before their connections are closed. Serve then returns nil. Only handlers that ignore the end of their request's
 // context leave goroutines behind.
 func Serve(ctx context.Context, l net.Listener, o ServeOptions) error {
-	return serve(ctx, l, o, conns.Max(maxConns))
-}
-
-// serve is Serve with a limit on the connections.
-func serve(ctx context.Context, l net.Listener, o ServeOptions, most int) error {
 	defer l.Close()
 	if err := o.check(); err != nil {
 		return fmt.Errorf("caserver: serve: %w", err)
 	}
 	log := ratelog.Patient(o.Logger)
 	refusals := ratelog.New(log, 0)
-	accepted, handshaking := limited(l, o, most, refusals)
+	accepted, handshaking := limited(l, o, conns.Max(maxConns), refusals)
 	srv := accepted.Server(withTLS(o.Handler), maxStreams, log.Handler())
 	count := srv.ConnContext
 	srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context {

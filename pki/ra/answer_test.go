@@ -357,17 +357,21 @@ func FuzzAnswer(f *testing.F) {
 	key := newKey(f)
 	csr := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(webID)}}))(f)
 	std := must.Get(x509.ParseCertificateRequest(csr.DER()))(f)
-	a := must.Get(ra.New(ra.Config{TrustDomain: td, Signer: signerName, Roots: bundle(f, root), APIServer: "https://127.0.0.1"}))(f)
+	var answer []byte
+	a := instant(func(*object) []byte { return answer }).ra(f, trust(f, root))
 	leaf := root.leaf(f, std, time.Hour)
-	f.Add(encode(leaf))
+	answer = encode(leaf)
+	must.Get(a.Sign(f.Context(), ca.Request{CSR: csr, ID: webID}))(f)
+	f.Add(answer)
 	f.Add(encode(leaf, root.cert))
 	f.Add(encode(between.leaf(f, std, time.Hour), between.cert, root.cert))
 	f.Add(encode(root.leaf(f, std, time.Hour, func(c *x509.Certificate) { c.URIs, c.IsCA = std.URIs, true })))
 	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----"))
 	f.Add([]byte("-----END CERTIFICATE-----"))
 	f.Add([]byte{})
-	f.Fuzz(func(t *testing.T, answer []byte) {
-		chain, err := a.Accept(answer, ca.Request{CSR: csr, ID: webID})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		answer = data
+		chain, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: webID})
 		if err != nil {
 			if chain != nil {
 				t.Fatal("a chain with an error")

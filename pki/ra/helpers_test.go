@@ -1,6 +1,7 @@
 package ra_test
 
 import (
+	"bytes"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
@@ -12,6 +13,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"io"
 	"math/big"
 	"net"
 	"net/http"
@@ -197,6 +199,32 @@ func start(t testing.TB, s *kubetest.Server, answer func(o *object)) *cluster {
 	})
 	t.Cleanup(func() { cancel(); wg.Wait() })
 	return c
+}
+
+// instant is an API server whose signer answers each request while it is created.
+type instant func(o *object) (certificate []byte)
+
+func (f instant) RoundTrip(r *http.Request) (*http.Response, error) {
+	o := new(object)
+	if r.Method == http.MethodPost {
+		if err := json.NewDecoder(r.Body).Decode(o); err != nil {
+			return nil, err
+		}
+		o.Metadata["uid"], o.Metadata["resourceVersion"] = "1", "1"
+		o.Status.Certificate = f(o)
+	}
+	body, err := json.Marshal(o)
+	header := http.Header{"Content-Type": {"application/json"}}
+	return &http.Response{StatusCode: http.StatusOK, Header: header, Body: io.NopCloser(bytes.NewReader(body))}, err
+}
+
+// ra returns an RA that asks the signer, with edit of its configuration.
+func (f instant) ra(t testing.TB, edit func(*ra.Config)) *ra.RA {
+	t.Helper()
+	cfg := ra.Config{TrustDomain: td, Signer: signerName, APIServer: "https://127.0.0.1"}
+	cfg.HTTPClient = &http.Client{Transport: f}
+	edit(&cfg)
+	return must.Get(ra.New(cfg))(t)
 }
 
 func path(o *object) string { return csrs + "/" + o.Metadata["name"].(string) }

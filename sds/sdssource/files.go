@@ -57,8 +57,6 @@ type FilesConfig struct {
 
 	// Logger gets the files that were read (Info) or refused (Warn). Nil means no logs.
 	Logger *slog.Logger
-
-	maxNames int // for tests; 0 means the constant
 }
 
 // Files is an [sds.Source] of the secrets in files that another program renews. It uses Istio's names:
@@ -249,7 +247,7 @@ func (f *Files) entry(name string) (*entry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sdssource: no secret %.256q: %w: %w", name, err, fs.ErrNotExist)
 	}
-	if len(f.names) >= cmp.Or(f.cfg.maxNames, maxNames) {
+	if len(f.names) >= maxNames {
 		var oldest *entry
 		for _, e := range f.names {
 			if e.secret == nil && now.Sub(e.asked) >= idle && (oldest == nil || e.asked.Before(oldest.asked)) {

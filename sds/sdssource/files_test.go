@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -27,6 +28,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 )
 
@@ -41,10 +43,7 @@ func onlyUnix(t testing.TB) {
 
 func start(t testing.TB, cfg sdssource.FilesConfig) *sdssource.Files {
 	t.Helper()
-	return running(t, must.Get(sdssource.NewFiles(cfg))(t))
-}
-
-func running(t testing.TB, f *sdssource.Files) *sdssource.Files {
+	f := must.Get(sdssource.NewFiles(cfg))(t)
 	go func() { _ = f.Run(context.Background()) }()
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
 	return f
@@ -96,7 +95,14 @@ func awaitErr(t testing.TB, f *sdssource.Files, name, text string) {
 	}, patience, time.Millisecond, "waiting for %q", text)
 }
 
-func statusOf(f *sdssource.Files, name string) sdssource.FilesStatus { return f.Status()[name] }
+// statusOf returns what f reports of a name.
+func statusOf(f *sdssource.Files, name string) report.Upstream {
+	all := f.Report().Upstreams
+	if i := slices.IndexFunc(all, func(u report.Upstream) bool { return u.Name == name }); i >= 0 {
+		return all[i]
+	}
+	return report.Upstream{}
+}
 
 // swap makes a new version of a volume of Kubernetes, as the kubelet does, and deletes the one before.
 func swap(t testing.TB, dir string, n int, files map[string][]byte) {
@@ -155,7 +161,7 @@ func TestFiles(t *testing.T) {
 		t.Helper()
 		awaitErr(t, f, pair, reason)
 		assert.Same(t, good, get(t, f, pair), reason)
-		assert.True(t, statusOf(f, pair).Have)
+		assert.True(t, statusOf(f, pair).OK)
 		assert.Empty(t, news.take(), reason)
 	}
 	two := ca.SVID("/web")
@@ -219,7 +225,8 @@ func TestFiles(t *testing.T) {
 	require.Eventually(t, func() bool { return get(t, f, roots) != before }, patience, time.Millisecond)
 	pem1, _ = get(t, f, roots).Roots()
 	assert.Equal(t, string(ca.Bundle().MarshalPEM()), string(pem1))
-	assert.ErrorContains(t, statusOf(f, roots).Note, "1 of 3 certificates are left out")
+	require.Len(t, f.Report().Problems, 1)
+	assert.ErrorContains(t, f.Report().Problems[0], "1 of 3 certificates are left out")
 	news.await(t, roots)
 	var metrics bytes.Buffer
 	require.NoError(t, f.Report().Metrics(&metrics))
@@ -297,7 +304,7 @@ func TestFilesOfClients(t *testing.T) {
 	} {
 		assert.ErrorContains(t, must.Err(f.GenerateSecret(t.Context(), "file-root:"+path)), text, path)
 	}
-	names := len(f.Status())
+	names := len(f.Report().Upstreams)
 	for _, path := range []string{
 		filepath.Join(secret, "ca.crt"), filepath.Join(top, "certs2", "ca.crt"), dir + "/../secret/ca.crt", dir + "//ca.crt", dir + "/./ca.crt",
 		"ca.crt", "", "/", "..", dir + "/ca.crt\x00", top, "/etc/passwd", dir + "/" + strings.Repeat("a", 5000),
@@ -313,7 +320,7 @@ func TestFilesOfClients(t *testing.T) {
 	for _, name := range []string{"", "default", "ROOTCA", "file-root:" + dir + "/a~b", "file-certs:" + dir, "FILE-ROOT:" + dir + "/ca.crt"} {
 		assert.ErrorIs(t, must.Err(f.GenerateSecret(t.Context(), name)), fs.ErrNotExist, name)
 	}
-	assert.Len(t, f.Status(), names, "none of them is followed")
+	assert.Len(t, f.Report().Upstreams, names, "none of them is followed")
 	none := start(t, sdssource.FilesConfig{})
 	_, err := none.GenerateSecret(t.Context(), "file-root:"+filepath.Join(dir, "ca.crt"))
 	assert.ErrorIs(t, err, fs.ErrNotExist, "nothing is allowed by default")
@@ -341,27 +348,37 @@ func TestFilesBound(t *testing.T) {
 	dir := t.TempDir()
 	ca := spiffetest.NewCA(t, td.String())
 	roots := "file-root:" + write(t, ca.Bundle().MarshalPEM(), dir, "ca.crt")
+	name := func(n int) string { return fmt.Sprintf("file-root:%s/%d", dir, n) }
+	const most = 256
 	synctest.Test(t, func(t *testing.T) {
-		f := must.Get(sdssource.NewFilesOf(sdssource.FilesConfig{Allow: []string{dir}}, 2))(t)
-		name := func(n int) string { return fmt.Sprintf("file-root:%s/%d", dir, n) }
-		ask := func(name string) error { // nothing runs, so nothing is read
+		f := must.Get(sdssource.NewFiles(sdssource.FilesConfig{Allow: []string{dir}}))(t)
+		ask := func(n int) error { // nothing runs, so nothing is read
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			defer cancel()
-			_, err := f.GenerateSecret(ctx, name)
+			_, err := f.GenerateSecret(ctx, name(n))
 			return err
 		}
-		require.ErrorContains(t, ask(name(1)), "neither called Start nor Run")
-		require.ErrorContains(t, ask(name(2)), "not read yet")
-		require.ErrorContains(t, ask(name(3)), "names already")
-		require.NotErrorIs(t, ask(name(3)), fs.ErrNotExist)
+		require.ErrorContains(t, ask(1), "neither called Start nor Run")
+		for n := 2; n <= most; n++ {
+			require.ErrorContains(t, ask(n), "not read yet")
+		}
+		require.ErrorContains(t, ask(0), "names already")
+		require.NotErrorIs(t, ask(0), fs.ErrNotExist)
 		time.Sleep(time.Minute)
-		require.ErrorContains(t, ask(name(2)), "not read yet", "it is still asked for")
-		require.ErrorContains(t, ask(name(3)), "not read yet", "in the place of the first")
-		require.ErrorContains(t, ask(name(1)), "names already")
+		for n := 2; n <= most; n++ {
+			require.ErrorContains(t, ask(n), "not read yet", "it is still asked for")
+		}
+		require.ErrorContains(t, ask(0), "not read yet", "in the place of the first")
+		require.ErrorContains(t, ask(1), "names already")
 	})
-	f := running(t, must.Get(sdssource.NewFilesOf(sdssource.FilesConfig{Allow: []string{dir}}, 1))(t))
+	f := start(t, sdssource.FilesConfig{Allow: []string{dir}})
 	get(t, f, roots)
-	require.ErrorContains(t, must.Err(f.GenerateSecret(t.Context(), "file-root:"+dir+"/other")), "names already")
+	done, cancel := context.WithCancel(t.Context())
+	cancel()
+	for n := range most {
+		_, err := f.GenerateSecret(done, name(n))
+		require.Equal(t, n == most-1, strings.Contains(err.Error(), "names already"), n)
+	}
 	require.NoError(t, f.Close())
 	get(t, f, roots) // stays readable
 	require.NoError(t, f.Close())
@@ -432,7 +449,7 @@ func FuzzName(f *testing.F) {
 		require.Error(t, err)
 		cert, isCert := strings.CutPrefix(name, "file-cert:")
 		root, isRoot := strings.CutPrefix(name, "file-root:")
-		if len(src.Status()) == 0 { // it is not followed
+		if len(src.Report().Upstreams) == 0 { // it is not followed
 			require.ErrorIs(t, err, fs.ErrNotExist)
 			return
 		}

@@ -14,6 +14,7 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"sync"
 	"testing"
 	"time"
@@ -179,4 +180,19 @@ func HTTP2Client(t testing.TB, cfg *tls.Config) *http.Client {
 	tr.Protocols.SetHTTP2(cfg != nil)
 	t.Cleanup(tr.CloseIdleConnections)
 	return &http.Client{Transport: tr}
+}
+
+// Direct returns a client whose requests h answers without a connection, as if they came by HTTP/2 over TLS.
+func Direct(h http.Handler) *http.Client { return &http.Client{Transport: direct{h}} }
+
+type direct struct{ handler http.Handler }
+
+func (d direct) RoundTrip(req *http.Request) (*http.Response, error) {
+	in := req.Clone(req.Context())
+	in.ProtoMajor, in.ProtoMinor, in.RemoteAddr, in.TLS = 2, 0, "192.0.2.1:1", new(tls.ConnectionState)
+	w := httptest.NewRecorder()
+	d.handler.ServeHTTP(w, in)
+	resp := w.Result()
+	resp.ProtoMajor = 2
+	return resp, nil
 }

@@ -19,12 +19,14 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
+	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/istioca"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/caserver"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -96,13 +98,14 @@ func authority(t testing.TB) *ca.Authority {
 // wrap is a signer around an authority.
 func wrap(a *ca.Authority) *signer { return &signer{sign: a.Sign, bundle: a.Bundle} }
 
-// server is a Server behind a socket.
+// server is a Server that is served.
 type server struct {
 	*istioca.Server
 	url    string
 	client *http.Client // trusts it, and has no certificate
 	tls    *tls.Config  // of the client
 	logs   *programtest.Log
+	net    *memconn.Listener // with plaintext
 }
 
 func newServer(t testing.TB, o istioca.Options) *istioca.Server {
@@ -110,7 +113,7 @@ func newServer(t testing.TB, o istioca.Options) *istioca.Server {
 	return must.Get(istioca.New(o))(t)
 }
 
-// serve serves o over TLS on a socket.
+// serve serves o over TLS on a socket or, if it allows plaintext, on a network in memory, also for a bubble.
 func serve(t testing.TB, o istioca.Options) *server {
 	t.Helper()
 	s := &server{logs: new(programtest.Log)}
@@ -124,6 +127,13 @@ func serve(t testing.TB, o istioca.Options) *server {
 		o.Signer = authority(t)
 	}
 	s.Server = newServer(t, o)
+	if o.AllowPlaintext {
+		s.net = memconn.Listen()
+		caservertest.ServeOn(t, s.net, caserver.ServeOptions{Handler: s.Server, Plaintext: true})
+		s.url, s.client = "http://ca.test", caservertest.HTTP2Client(t, nil)
+		s.client.Transport.(*http.Transport).DialContext = s.net.DialContext
+		return s
+	}
 	s.url, s.tls = caservertest.Listen(t, s.Server)
 	s.client = caservertest.HTTP2Client(t, s.tls)
 	return s

@@ -2,14 +2,15 @@ package istioca_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/binary"
 	"io"
+	"math"
 	"net/http"
-	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,7 +21,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
@@ -133,71 +136,63 @@ func TestHostileBodies(t *testing.T) {
 // An unknown caller is refused before any of the body has arrived. A known caller does not
 // keep the server waiting for ever.
 func TestSlowBodies(t *testing.T) {
-	rounds.Slow(t)
-	t.Parallel()
-	s := serve(t, istioca.Options{})
-	s.SetTimeout(2 * time.Second) // enough to authenticate
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	for token, want := range map[string]string{"": "16", "web": ""} {
-		body, w := io.Pipe() // which the transport closes when it gives up sending
-		go func() { _, _ = w.Write(frame(0, make([]byte, 100))[:50]) }()
-		resp, _ := post(ctx, t, s.client, s.url, token, body, nil)
-		status := resp.Trailer.Get("Grpc-Status")
-		if want != "" {
-			assert.Equal(t, want, status)
-		} else {
-			assert.Contains(t, []string{"2", "3", "4"}, status, resp.Trailer.Get("Grpc-Message"))
+	bubble.Test(t, func(t *testing.T) {
+		s := serve(t, istioca.Options{AllowPlaintext: true})
+		for token, want := range map[string]struct {
+			status string
+			after  time.Duration
+		}{"": {"16", 0}, "web": {"4", 10 * time.Second}} {
+			body, w := io.Pipe() // which the transport closes when it gives up sending
+			go func() { _, _ = w.Write(frame(0, make([]byte, 100))[:50]) }()
+			began := time.Now()
+			resp, _ := post(t.Context(), t, s.client, s.url, token, body, nil)
+			assert.Equal(t, want.status, resp.Trailer.Get("Grpc-Status"), resp.Trailer.Get("Grpc-Message"))
+			assert.Equal(t, want.after, time.Since(began))
 		}
-	}
-	require.NoError(t, ctx.Err())
+	})
 }
 
 // A client that takes nothing of its answer does not keep the server either.
 func TestClientThatDoesNotRead(t *testing.T) {
-	t.Parallel()
-	done := make(chan struct{})
-	inner := newServer(t, istioca.Options{Signer: authority(t), Authenticator: callers})
-	inner.SetTimeout(10 * time.Millisecond)
-	url, cfg := caservertest.Listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		inner.ServeHTTP(w, r)
-		close(done)
-	}))
-	cfg.NextProtos = []string{"h2"}
-	conn := must.Get(tls.Dial("tcp", strings.TrimPrefix(url, "https://"), cfg))(t)
-	defer conn.Close()
-	// The preface; SETTINGS with INITIAL_WINDOW_SIZE 0; HEADERS of stream 1 without END_STREAM; DATA.
-	headers := []byte{0x83, 0x87} // :method POST, :scheme https
-	literal := func(name, value string) {
-		headers = append(headers, 0, byte(len(name)))
-		headers = append(headers, name...)
-		headers = append(headers, byte(len(value)))
-		headers = append(headers, value...)
-	}
-	literal(":path", istioca.CreateCertificate)
-	literal(":authority", "ca.test")
-	literal("content-type", "application/grpc")
-	literal("te", "trailers")
-	literal("authorization", "Bearer web")
-	h2 := func(kind, flags byte, stream uint32, payload []byte) []byte {
-		b := []byte{byte(len(payload) >> 16), byte(len(payload) >> 8), byte(len(payload)), kind, flags}
-		return append(binary.BigEndian.AppendUint32(b, stream), payload...)
-	}
-	msg := frame(0, marshal(t, goodRequest(t)))
-	for _, b := range [][]byte{
-		[]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
-		h2(4, 0, 0, []byte{0, 4, 0, 0, 0, 0}),
-		h2(1, 4, 1, headers),
-		h2(0, 1, 1, msg),
-	} {
-		must.Get(conn.Write(b))(t)
-	}
-	go func() { _, _ = io.Copy(io.Discard, conn) }() // frames, which is not the flow that has no window
-	select {
-	case <-done:
-	case <-time.After(20 * time.Second):
-		t.Fatal("the handler waits for its client")
-	}
+	bubble.Test(t, func(t *testing.T) {
+		s := serve(t, istioca.Options{AllowPlaintext: true})
+		conn := must.Get(s.net.Dial(t.Context()))(t)
+		defer conn.Close()
+		began := time.Now()
+		// The preface; SETTINGS with INITIAL_WINDOW_SIZE 0; HEADERS of stream 1 without END_STREAM; DATA.
+		headers := []byte{0x83, 0x86} // :method POST, :scheme http
+		literal := func(name, value string) {
+			headers = append(headers, 0, byte(len(name)))
+			headers = append(headers, name...)
+			headers = append(headers, byte(len(value)))
+			headers = append(headers, value...)
+		}
+		literal(":path", istioca.CreateCertificate)
+		literal(":authority", "ca.test")
+		literal("content-type", "application/grpc")
+		literal("te", "trailers")
+		literal("authorization", "Bearer web")
+		h2 := func(kind, flags byte, stream uint32, payload []byte) []byte {
+			b := []byte{byte(len(payload) >> 16), byte(len(payload) >> 8), byte(len(payload)), kind, flags}
+			return append(binary.BigEndian.AppendUint32(b, stream), payload...)
+		}
+		msg := frame(0, marshal(t, goodRequest(t)))
+		for _, b := range [][]byte{
+			[]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+			h2(4, 0, 0, []byte{0, 4, 0, 0, 0, 0}),
+			h2(1, 4, 1, headers),
+			h2(0, 1, 1, msg),
+		} {
+			must.Get(conn.Write(b))(t)
+		}
+		for kind := byte(0); kind != 3; { // a frame that ends the stream
+			head := make([]byte, 9)
+			must.Get(io.ReadFull(conn, head))(t)
+			kind = head[3]
+			must.Get(io.CopyN(io.Discard, conn, int64(binary.BigEndian.Uint32(head)>>8)))(t)
+		}
+		assert.Equal(t, 10*time.Second, time.Since(began))
+	})
 }
 
 func TestHTTP(t *testing.T) {
@@ -305,11 +300,24 @@ func TestMetadataIsCheap(t *testing.T) {
 		resp, _ := post(t.Context(), t, s.client, s.url, "web", bytes.NewReader(frame(0, b)), nil)
 		assert.Equal(t, "0", resp.Trailer.Get("Grpc-Status"), resp.Trailer.Get("Grpc-Message"))
 	}
+	o := istioca.Options{Signer: authority(t), Authenticator: callers}
+	o.Policy = func(context.Context, *authn.Caller) (istioca.Grant, error) { // is asked when the message has been read
+		return istioca.Grant{}, ca.ErrIdentity
+	}
+	reader := newServer(t, o)
+	costs := func(msg []byte) float64 {
+		msg = frame(0, msg)
+		return testing.AllocsPerRun(10, func() {
+			resp, _ := exchange(t, reader, msg)
+			require.Equal(t, "7", resp.Trailer.Get("Grpc-Status"))
+		})
+	}
 	if !rounds.Race {
-		assert.LessOrEqual(t, testing.AllocsPerRun(10, func() { _, _ = istioca.Decode(nested) }), 2.0) // the request, the reader
-		assert.LessOrEqual(t, testing.AllocsPerRun(10, func() { _, _ = istioca.Decode(body) }), 3.0)   // and the CSR
-		many := bytes.Repeat([]byte("\x22\x04\x0a\x02\x12\x00"), 30_000)
-		assert.LessOrEqual(t, testing.AllocsPerRun(10, func() { _, _ = istioca.Decode(many) }), 2.0)
+		for _, b := range [][]byte{nested, body, bytes.Repeat([]byte("\x22\x04\x0a\x02\x12\x00"), 30_000)} {
+			unknown := append([]byte{0x7a}, appendLen(make([]byte, len(b)-4))...) // a field that is as long
+			assert.LessOrEqual(t, costs(b), costs(unknown)+1)                     // for the CSR
+			assert.LessOrEqual(t, costs(b), costs(nil)+20, "but for the growth of the buffer, as many as of nothing")
+		}
 	}
 }
 
@@ -337,22 +345,57 @@ func seeds(t testing.TB) [][]byte {
 	}
 }
 
+// exchange has h answer a request of web with a body.
+func exchange(t testing.TB, h http.Handler, body []byte) (*http.Response, []byte) {
+	t.Helper()
+	return post(t.Context(), t, caservertest.Direct(h), "https://ca.test", "web", bytes.NewReader(body), nil)
+}
+
 // FuzzDecode compares the reader of requests with the generated one.
 func FuzzDecode(f *testing.F) {
 	for _, s := range seeds(f) {
 		f.Add(s)
 	}
+	a := wrap(authority(f))
+	srv := newServer(f, istioca.Options{
+		Signer: a, Authenticator: callers,
+		NodeAuthorizer: func(context.Context, *authn.Caller, spiffe.ID) error { return nil },
+	})
+	// asked returns what the server answers to a message, and what it has had signed.
+	asked := func(t testing.TB, msg []byte) (string, ca.Request) {
+		a.last = ca.Request{}
+		resp, _ := exchange(t, srv, frame(0, msg))
+		return resp.Trailer.Get("Grpc-Status") + resp.Trailer.Get("Grpc-Message"), a.last
+	}
+	td, lastCSR := spiffe.MustParseTrustDomain("example.org"), marshal(f, goodRequest(f))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		got, err := istioca.Decode(data)
 		var m wire.IstioCertificateRequest
-		if proto.Unmarshal(data, &m) != nil {
+		if len(data) > 100<<10 || proto.Unmarshal(data, &m) != nil {
 			return // ours may take what has garbage deep inside of metadata that it does not read
 		}
-		require.NoError(t, err)
 		text := func(key string) string { return m.GetMetadata().GetFields()[key].GetStringValue() }
-		assert.Equal(t, istioca.Decoded{
-			CSR: m.GetCsr(), Validity: m.GetValidityDuration(), Signer: text("CertSigner"), Impersonate: text("ImpersonatedIdentity"),
-		}, got)
+		fields := map[string]*structpb.Value{}
+		for _, key := range []string{"CertSigner", "ImpersonatedIdentity"} {
+			fields[key] = structpb.NewStringValue(text(key))
+		}
+		same := &wire.IstioCertificateRequest{
+			Csr: m.GetCsr(), ValidityDuration: m.GetValidityDuration(), Metadata: &structpb.Struct{Fields: fields},
+		}
+		want, wantSigned := asked(t, marshal(t, same))
+		got, signed := asked(t, data)
+		assert.Equal(t, want, got)
+		assert.Equal(t, wantSigned, signed)
+
+		_, signed = asked(t, slices.Concat(data, lastCSR)) // the last one counts
+		id, _ := spiffe.ParseID(cmp.Or(text("ImpersonatedIdentity"), webID))
+		if !id.MemberOf(td) || id.Path() == "" {
+			assert.Zero(t, signed)
+			return
+		}
+		assert.Equal(t, id, signed.ID)
+		assert.Equal(t, text("CertSigner"), signed.Signer)
+		seconds := min(max(m.GetValidityDuration(), 0), math.MaxInt64/int64(time.Second))
+		assert.InDelta(t, seconds, signed.TTL/time.Second, 0)
 	})
 }
 
@@ -360,12 +403,15 @@ func FuzzDecode(f *testing.F) {
 func TestDecodeRefuses(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "IST-4.1-4")
+	srv := newServer(t, istioca.Options{Signer: authority(t), Authenticator: callers})
 	for _, bad := range []string{
 		"\xff", "\x0a", "\x0a\x02x", "\x0a\x01\xff", "\x18", "\x18\xff", "\x00\x00", "\x0c", "\x0b", "\x12\x02x", "\x0f",
 		"\x22\x01\xff", "\x22\x02\x0a\x01", "\x22\x03\x0a\x01\xff", "\x22\x05\x0a\x03\x0a\x01\xff", "\x22\x04\x0a\x02\x12\x01",
 		"\x22\x06\x0a\x04\x12\x02\x1a\x01", "\x22\x07\x0a\x05\x12\x03\x1a\x01\xff", "\x22\x05\x0a\x03\x12\x01\xff",
 	} {
-		require.Error(t, must.Err(istioca.Decode([]byte(bad))), "%q", bad)
+		resp, _ := exchange(t, srv, frame(0, []byte(bad)))
+		text := resp.Trailer.Get("Grpc-Message")
+		require.Equal(t, "CSR signing error (the message is not an IstioCertificateRequest)", text, "%q", bad)
 		require.Error(t, proto.Unmarshal([]byte(bad), new(wire.IstioCertificateRequest)), "%q", bad)
 	}
 }
@@ -380,27 +426,18 @@ func FuzzServeHTTP(f *testing.F) {
 	f.Add([]byte{0, 0, 0})
 	f.Add(frame(1, nil))
 	f.Add(append(frame(0, nil), frame(0, nil)...))
-	srv := newServer(f, istioca.Options{Signer: authority(f), Authenticator: callers, AllowPlaintext: true})
+	srv := newServer(f, istioca.Options{Signer: authority(f), Authenticator: callers})
 	f.Fuzz(func(t *testing.T, body []byte) {
-		r := httptest.NewRequest(http.MethodPost, istioca.CreateCertificate, io.NopCloser(bytes.NewReader(body)))
-		r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
-		r.Header.Set("Content-Type", "application/grpc")
-		r.Header.Set("Authorization", "Bearer web")
-		w := httptest.NewRecorder()
-		srv.ServeHTTP(w, r)
-		resp := w.Result()
+		resp, answer := exchange(t, srv, body)
 		require.Equal(t, http.StatusOK, resp.StatusCode)
 		status := resp.Trailer.Get("Grpc-Status")
-		if status == "" {
-			status = resp.Header.Get("Grpc-Status")
-		}
 		require.NotEmpty(t, status)
 		if status != "0" {
-			require.Zero(t, w.Body.Len())
+			require.Empty(t, answer)
 			return
 		}
 		var m wire.IstioCertificateResponse
-		require.NoError(t, proto.Unmarshal(w.Body.Bytes()[5:], &m))
+		require.NoError(t, proto.Unmarshal(answer[5:], &m))
 		certs := must.Get(pki.ParseCertificatesPEM([]byte(m.GetCertChain()[0])))(t)
 		require.Len(t, certs, 1)
 		require.Len(t, certs[0].URIs, 1)

@@ -23,6 +23,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -32,6 +33,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
@@ -203,10 +205,12 @@ func TestAuthenticatorUnavailable(t *testing.T) {
 	}
 	assert.Equal(t, "8", s.metric(t, "authentication_failure_count"))
 	assert.Contains(t, s.logs.String(), "secret reason: no connection")
-	impatient := serve(t, o)
-	impatient.SetTimeout(100 * time.Millisecond)
-	_, err := impatient.call(t, "hangs", goodRequest(t))
-	refused(t, err, grpchttp.Unavailable, unauthenticated)
+	bubble.Run(t, "a hanging one", func(t *testing.T) {
+		o.AllowPlaintext = true
+		hanging := serve(t, o)
+		_, err := call(t.Context(), hanging.client, hanging.url, "hangs", goodRequest(t))
+		refused(t, err, grpchttp.Unavailable, unauthenticated)
+	})
 }
 
 func TestPlaintext(t *testing.T) {
@@ -673,48 +677,43 @@ func TestSignerErrors(t *testing.T) {
 	}
 }
 
+// The time of the server for a call, the deadline of the client, and its cancellation are told apart.
 func TestTimeout(t *testing.T) {
-	rounds.Slow(t)
-	t.Parallel()
-	a := wrap(authority(t))
-	sign := a.sign
-	entered := make(chan struct{}, 8)
-	a.sign = func(ctx context.Context, r ca.Request) ([]*x509.Certificate, error) {
-		if r.Signer != "slow" {
-			return sign(ctx, r)
+	bubble.Test(t, func(t *testing.T) {
+		a := wrap(authority(t))
+		entered := make(chan struct{}, 8)
+		a.sign = func(ctx context.Context, _ ca.Request) ([]*x509.Certificate, error) {
+			entered <- struct{}{}
+			<-ctx.Done()
+			return nil, fmt.Errorf("ca: sign: %w", context.Cause(ctx))
 		}
-		entered <- struct{}{}
-		<-ctx.Done()
-		return nil, fmt.Errorf("ca: sign: %w", context.Cause(ctx))
-	}
-	m := goodRequest(t)
-	m.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{"CertSigner": structpb.NewStringValue("slow")}}
-	t.Run("of the server", func(t *testing.T) {
-		s := serve(t, istioca.Options{Signer: a})
-		s.SetTimeout(2 * time.Second) // enough for what comes before
-		_, err := s.call(t, "web", m)
+		s, m, began := serve(t, istioca.Options{Signer: a, AllowPlaintext: true}), goodRequest(t), time.Now()
+		_, err := call(t.Context(), s.client, s.url, "web", m)
 		refused(t, err, grpchttp.Unavailable, "CSR signing error (the CA cannot answer now; try again later)")
+		assert.Equal(t, 75*time.Second, time.Since(began))
 		<-entered
-	})
-	// The deadline of the client, and its cancellation, are told apart from the limit of the server.
-	t.Run("of the client", func(t *testing.T) {
-		slow := serve(t, istioca.Options{Signer: a})
-		resp, _ := post(t.Context(), t, slow.client, slow.url, "web", bytes.NewReader(frame(0, marshal(t, m))), func(r *http.Request) { r.Header.Set("Grpc-Timeout", "2S") })
+
+		began = time.Now()
+		hurry := func(r *http.Request) { r.Header.Set("Grpc-Timeout", "2S") }
+		resp, _ := post(t.Context(), t, s.client, s.url, "web", bytes.NewReader(frame(0, marshal(t, m))), hurry)
 		assert.Equal(t, "4", resp.Trailer.Get("Grpc-Status"))
 		require.Equal(t, "CSR signing error (the deadline of the call has passed)", resp.Trailer.Get("Grpc-Message"))
-		assert.Contains(t, slow.logs.String(), "code=deadline_exceeded")
+		assert.Equal(t, 2*time.Second, time.Since(began))
+		assert.Contains(t, s.logs.String(), "code=deadline_exceeded")
 		<-entered
+
 		ctx, cancel := context.WithCancel(t.Context())
 		gone := make(chan error, 1)
 		go func() {
-			_, err := call(ctx, slow.client, slow.url, "web", m)
+			_, err := call(ctx, s.client, s.url, "web", m)
 			gone <- err
 		}()
 		<-entered // the signer waits
 		cancel()
 		require.ErrorIs(t, <-gone, context.Canceled)
-		require.Eventually(t, func() bool { return strings.Contains(slow.logs.String(), "code=canceled") }, time.Minute, 5*time.Millisecond)
-		assert.Equal(t, "2", slow.metric(t, `csr_sign_err_count{error="UNKNOWN"}`)) // counted before it is logged
+		synctest.Wait()
+		assert.Contains(t, s.logs.String(), "code=canceled")
+		assert.Equal(t, "3", s.metric(t, `csr_sign_err_count{error="UNKNOWN"}`))
 	})
 }
 

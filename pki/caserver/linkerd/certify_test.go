@@ -28,6 +28,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/hostilecsr"
@@ -478,33 +479,21 @@ func TestRetryable(t *testing.T) {
 	}
 }
 
-func TestPanicsAndDeadlines(t *testing.T) {
-	rounds.NotShort(t)
+func TestTokensAreNotShown(t *testing.T) {
 	t.Parallel()
-	sig := newSigner(t)
-	opts := linkerd.Options{Signer: sig, Review: func(ctx context.Context, token string, _ []string) (*spiffe.Pod, error) {
+	s := serve(t, linkerd.Options{Review: func(_ context.Context, token string, _ []string) (*spiffe.Pod, error) {
 		switch token {
 		case "panic-token":
 			panic("about " + token)
 		case "trim-token\n":
 			return nil, fmt.Errorf("%s: %w", strings.TrimSpace(token), kube.ErrNotAuthenticated)
-		case "slow-token":
-			<-ctx.Done()
-			return nil, fmt.Errorf("slow with %s: %w", token, ctx.Err())
 		}
 		return nil, fmt.Errorf("never heard of %s: %w", token, kube.ErrNotAuthenticated)
-	}}
-	calm := serve(t, opts)
-	hurried := serve(t, opts)
-	hurried.SetTimeout(100 * time.Millisecond)
+	}})
 	for token, code := range map[string]grpchttp.Code{
-		"panic-token": grpchttp.Internal, "slow-token": grpchttp.Unavailable, "loud-token\n": grpchttp.FailedPrecondition,
+		"panic-token": grpchttp.Internal, "loud-token\n": grpchttp.FailedPrecondition,
 		"trim-token\n": grpchttp.FailedPrecondition,
 	} {
-		s := calm
-		if token == "slow-token" {
-			s = hurried
-		}
 		r := goodRequest(t)
 		r.Token = []byte(token)
 		_, err := s.certify(t, r)
@@ -512,16 +501,32 @@ func TestPanicsAndDeadlines(t *testing.T) {
 		assert.NotContains(t, err.Error(), strings.TrimSpace(token))
 		assert.NotContains(t, s.logs.String(), strings.TrimSpace(token))
 	}
-	assert.Contains(t, calm.logs.String(), "never heard of [redacted]")
-	assert.Contains(t, calm.logs.String(), "about [redacted]")
+	assert.Contains(t, s.logs.String(), "never heard of [redacted]")
+	assert.Contains(t, s.logs.String(), "about [redacted]")
+}
 
-	patient := serve(t, linkerd.Options{Review: func(ctx context.Context, _ string, _ []string) (*spiffe.Pod, error) {
-		<-ctx.Done()
-		return nil, ctx.Err()
-	}})
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	assert.Equal(t, grpchttp.DeadlineExceeded, codeOf(must.Err(patient.call(ctx, goodRequest(t)))))
+// A call ends when the server's time for it is over, or the client's.
+func TestDeadlines(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		logs := new(programtest.Log)
+		slow := func(ctx context.Context, token string, _ []string) (*spiffe.Pod, error) {
+			<-ctx.Done()
+			return nil, fmt.Errorf("slow with %s: %w", token, ctx.Err())
+		}
+		s := direct(t, linkerd.Options{Signer: newSigner(t), Logger: caservertest.Logger(logs), Review: slow})
+		for within, code := range map[time.Duration]grpchttp.Code{
+			time.Hour: grpchttp.Unavailable, time.Second: grpchttp.DeadlineExceeded,
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), within)
+			began := time.Now()
+			_, err := s.call(ctx, goodRequest(t))
+			cancel()
+			assert.Equal(t, code, codeOf(err))
+			assert.Contains(t, logs.String(), "code="+code.String())
+			assert.Equal(t, min(within, 75*time.Second), time.Since(began))
+			assert.NotContains(t, err.Error()+logs.String(), webToken)
+		}
+	})
 }
 
 // Linkerd's proxies send their whole name as the common name, however long it is. A certificate has no

@@ -3,7 +3,6 @@ package linkerd_test
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
@@ -13,7 +12,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,6 +26,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/must"
@@ -292,20 +291,7 @@ func direct(t testing.TB, o linkerd.Options) *rpcClient {
 	if o.Review == nil {
 		o.Review = review
 	}
-	return newClient(&http.Client{Transport: recorder{must.Get(linkerd.New(o))(t)}}, "http://certifier")
-}
-
-// recorder answers requests with a handler.
-type recorder struct{ handler http.Handler }
-
-func (r recorder) RoundTrip(req *http.Request) (*http.Response, error) {
-	in := req.Clone(req.Context())
-	in.ProtoMajor, in.ProtoMinor, in.RemoteAddr, in.TLS = 2, 0, "192.0.2.1:1", new(tls.ConnectionState)
-	w := httptest.NewRecorder()
-	r.handler.ServeHTTP(w, in)
-	resp := w.Result()
-	resp.ProtoMajor = 2
-	return resp, nil
+	return newClient(caservertest.Direct(must.Get(linkerd.New(o))(t)), "http://certifier")
 }
 
 // TestBytes speaks to the server with bytes made by hand, both ways.
@@ -368,18 +354,13 @@ func FuzzCertify(f *testing.F) {
 	f.Add(marshal(f, &wire.CertifyRequest{Identity: web, Token: []byte("voting"), CertificateSigningRequest: good.GetCertificateSigningRequest()}))
 	sig := newSigner(f)
 	srv := must.Get(linkerd.New(linkerd.Options{Mesh: mesh, Signer: sig, Review: review}))(f)
+	s := &service{addr: "certifier", http: caservertest.Direct(srv)}
 	f.Fuzz(func(t *testing.T, msg []byte) {
-		r := httptest.NewRequest(http.MethodPost, linkerd.Certify, bytes.NewReader(frame(0, msg)))
-		r.ProtoMajor, r.ProtoMinor, r.TLS = 2, 0, new(tls.ConnectionState)
-		r.Header.Set("Content-Type", "application/grpc")
-		w := httptest.NewRecorder()
-		srv.ServeHTTP(w, r)
-		resp := w.Result()
-		status := resp.Trailer.Get("Grpc-Status") + resp.Header.Get("Grpc-Status")
+		status, answer := s.exchange(t, frame(0, msg))
 		switch status {
 		case "0":
 			var out wire.CertifyResponse
-			require.NoError(t, proto.Unmarshal(w.Body.Bytes()[5:], &out))
+			require.NoError(t, proto.Unmarshal(answer[5:], &out))
 			var in wire.CertifyRequest
 			require.NoError(t, proto.Unmarshal(msg, &in))
 			require.NotEmpty(t, out.GetLeafCertificate())
