@@ -331,7 +331,7 @@ func TestNodeAuthorizerBounded(t *testing.T) {
 	n := nodeAuthorizer(t, kubetest.Start(t), nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // the API server is not asked
-	const questions, remembered = 3 * 4096, 4096
+	const questions, remembered = 5000, 4096
 	var forgotten atomic.Int64
 	for i := range questions {
 		uid := fmt.Appendf(nil, "an account %30d", i)
