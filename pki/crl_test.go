@@ -77,7 +77,8 @@ func TestCheckCRL(t *testing.T) {
 		"any key usage":      {with(ca.key, func(c *x509.Certificate) { c.KeyUsage = 0 }), ""},
 		"no key ID": {with(ca.key, func(c *x509.Certificate) { // which crypto/x509 gives each CA that it knows of
 			c.SubjectKeyId, c.IsCA, c.BasicConstraintsValid = nil, false, false
-			c.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: unhex("30030101ff")}}
+			id := asn1.ObjectIdentifier{2, 5, 29, 19}
+			c.ExtraExtensions = []pkix.Extension{{Id: id, Critical: true, Value: unhex("30030101ff")}}
 		}), ""},
 	} {
 		root := must.Get(pki.ParseCertificatesPEM(tc.p.Roots))(t)[0]

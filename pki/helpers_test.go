@@ -79,7 +79,8 @@ var someRoots = sync.OnceValues(func() (*pki.Secret, error) { return trust(newRo
 
 // trust returns roots that may get lists.
 func trust(root *x509.Certificate) (*pki.Secret, error) {
-	b, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("example.org"), spiffe.BundleContents{X509Authorities: []*x509.Certificate{root}})
+	roots := spiffe.BundleContents{X509Authorities: []*x509.Certificate{root}}
+	b, err := spiffe.NewBundle(spiffe.MustParseTrustDomain("example.org"), roots)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +132,9 @@ type keyCertPEM struct {
 
 func (p keyCertPEM) read(now time.Time) (*pki.KeyCertBundle, error) {
 	files := fstest.MapFS{}
-	for name, data := range map[string][]byte{"ca-cert": p.Cert, "cert-chain": p.Chain, "ca-key": p.Key, "root-cert": p.Roots, "ca-crl": p.CRL} {
+	for name, data := range map[string][]byte{
+		"ca-cert": p.Cert, "cert-chain": p.Chain, "ca-key": p.Key, "root-cert": p.Roots, "ca-crl": p.CRL,
+	} {
 		files[name+".pem"] = &fstest.MapFile{Data: data}
 	}
 	return pki.ReadKeyCertBundle(files, p.Signer, now)

@@ -24,7 +24,8 @@ var (
 type reviewed []byte
 
 func (a reviewed) RoundTrip(r *http.Request) (*http.Response, error) {
-	return &http.Response{StatusCode: http.StatusCreated, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(a)), Request: r}, nil
+	return &http.Response{StatusCode: http.StatusCreated, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(bytes.NewReader(a)), Request: r}, nil
 }
 
 // Whatever an API server answers: either an account whose every part is sound, for an audience that
@@ -46,7 +47,8 @@ func FuzzJudge(f *testing.F) {
 		f.Add([]byte(strings.Replace(s, `{"`, `{"apiVersion":"authentication.k8s.io/v1","kind":"TokenReview","`, 1)))
 	}
 	f.Fuzz(func(t *testing.T, answer []byte) {
-		r := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: "https://api.test", HTTPClient: &http.Client{Transport: reviewed(answer)}}))(t)
+		client := &http.Client{Transport: reviewed(answer)}
+		r := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: "https://api.test", HTTPClient: client}))(t)
 		a, err := r.Review(t.Context(), tok, []string{"a", "z"})
 		if err != nil {
 			if a != nil {

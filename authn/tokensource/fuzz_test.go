@@ -25,7 +25,8 @@ func FuzzAnswers(f *testing.F) {
 		const caller = "secret-of-the-caller"
 		exchange := func(status int) *tokensource.Source {
 			x := &exchanged{answer: text(status, string(data))}
-			return made(tokensource.Exchange(tokensource.Static(caller), tokensource.ClientOptions{URL: "https://sts.example/", HTTPClient: x.client()}))
+			o := tokensource.ClientOptions{URL: "https://sts.example/", HTTPClient: x.client()}
+			return made(tokensource.Exchange(tokensource.Static(caller), o))
 		}
 		x := &exchanged{answer: text(200, string(data))}
 		for name, s := range map[string]*tokensource.Source{

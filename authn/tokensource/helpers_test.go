@@ -161,6 +161,7 @@ var proxy = &exchanged{answer: text(http.StatusForbidden, "")}
 func TestMain(m *testing.M) {
 	rounds.Parallel(8)
 	s := httptest.NewServer(proxy)
-	_ = errors.Join(os.Setenv("HTTP_PROXY", s.URL), os.Setenv("HTTPS_PROXY", s.URL), os.Unsetenv("NO_PROXY"), os.Unsetenv("no_proxy"))
+	_ = errors.Join(os.Setenv("HTTP_PROXY", s.URL), os.Setenv("HTTPS_PROXY", s.URL))
+	_ = errors.Join(os.Unsetenv("NO_PROXY"), os.Unsetenv("no_proxy"))
 	m.Run()
 }

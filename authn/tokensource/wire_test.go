@@ -383,7 +383,8 @@ func TestTransports(t *testing.T) {
 	before := proxy.count()
 	requireNone(t, made(tokensource.GCE("a", &tokensource.GCEOptions{URL: "http://[fe80::1%25none]:1"})))
 	require.Equal(t, before, proxy.count())
-	requireNone(t, made(tokensource.Exchange(tokensource.Static(secret), tokensource.ClientOptions{URL: "https://sts.example"})))
+	o := tokensource.ClientOptions{URL: "https://sts.example"}
+	requireNone(t, made(tokensource.Exchange(tokensource.Static(secret), o)))
 	require.Equal(t, before+1, proxy.count())
 	assert.Equal(t, http.MethodConnect, proxy.all()[before].method)
 

@@ -441,7 +441,8 @@ func (r *recorded) RoundTrip(q *http.Request) (*http.Response, error) {
 		if err != nil {
 			return nil, err
 		}
-		answer = []byte(fmt.Sprintf(`{"crt":%q,"ca":%q}`, pki.MarshalCertificatesPEM(chain[0]), pki.MarshalCertificatesPEM(r.ca.Root())))
+		answer = fmt.Appendf(nil, `{"crt":%q,"ca":%q}`, pki.MarshalCertificatesPEM(chain[0]),
+			pki.MarshalCertificatesPEM(r.ca.Root()))
 	}
 	return &http.Response{StatusCode: http.StatusCreated, Header: http.Header{}, Body: io.NopCloser(bytes.NewReader(answer)), Request: q}, nil
 }

@@ -552,7 +552,7 @@ func TestAgentFailures(t *testing.T) {
 		"no chain":   {answers(nil, nil), 500},
 		"other leaf": {answers(other, nil), 500},
 		"other names": {certifier(func(ctx context.Context, csr *pki.CSR) ([]*x509.Certificate, error) {
-			return c.CA.Certify(ctx, csr, []pki.SAN{{Type: pki.DNS, Value: "backend.media-sports.svc.cluster.local"}}, time.Hour)
+			return c.CA.Certify(ctx, csr, []pki.SAN{pki.DNSSAN("backend.media-sports.svc.cluster.local")}, time.Hour)
 		}).configure, 500},
 		"no key": {func(cfg *nodeagent.Config) {
 			cfg.NewKey = func() (*rsa.PrivateKey, error) { return nil, away }
@@ -626,7 +626,8 @@ func TestAgentLateAnswer(t *testing.T) {
 	c := newCluster(t)
 	var lose atomic.Bool
 	handle := must.Get(c.volumes.Add("/late", namespace, "web-0"))(t)
-	c.config.ZTS.Roots = slowDisk{c.config.ZTS.Roots, &lose, store.New(filepath.Join(string(c.volumes), handle), "", nil)}
+	volume := store.New(filepath.Join(string(c.volumes), handle), "", nil)
+	c.config.ZTS.Roots = slowDisk{c.config.ZTS.Roots, &lose, volume}
 	agent := newAgent(t, c, nil)
 	late := newAgent(t, c, func(cfg *nodeagent.Config) { cfg.Timeout = timeout })
 	var held []object
