@@ -5,6 +5,8 @@ import (
 	"crypto"
 	"crypto/rand"
 	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/pem"
 	"math/big"
 	"os"
@@ -28,7 +30,7 @@ var crlReasons = map[int]string{0: "unspecified", 1: "keyCompromise", 4: "supers
 
 // parseCRL reads one list.
 func parseCRL(der []byte) (*x509.RevocationList, error) {
-	lists, err := pki.ParseCRLsPEM([]byte(block("X509 CRL", der)))
+	lists, err := readCRLs([]byte(block("X509 CRL", der)))
 	if err != nil {
 		return nil, err
 	}
@@ -52,37 +54,46 @@ func TestCheckCRL(t *testing.T) {
 	t.Parallel()
 	key := newKey(t, "ecdsa-p256")
 	ca := testCA{foreignRoot(t, key, func(c *x509.Certificate) { c.KeyUsage |= x509.KeyUsageCRLSign }), key}
-	lists := must.Get(pki.ParseCRLsPEM(ca.crl(t)))(t)
-	crl := lists[0]
-	with := func(edit func(*x509.Certificate)) *x509.Certificate {
+	list := ca.crl(t)
+	crl := must.Get(readCRLs(list))(t)[0]
+	with := func(key crypto.Signer, edit func(*x509.Certificate)) keyCertPEM {
 		c := *ca.cert()
+		c.PublicKey, c.SignatureAlgorithm, c.ExtraExtensions = key.Public(), 0, nil
 		edit(&c)
-		return &c
+		root := certsPEM(createCertificate(t, &c, key))
+		return keyCertPEM{Cert: root, Signer: key, Roots: root, CRL: list}
 	}
+	same := func(*x509.Certificate) {}
 	for name, tc := range map[string]struct {
-		ca   *x509.Certificate
-		want string
-		also error
+		p    keyCertPEM
+		want string // "" for a list that counts
 	}{
-		"another name":       {newRoot(t).Certificate(), `the list is of "CN=Root,O=A+O=B,C=NL", not of`, nil},
-		"another key":        {with(func(c *x509.Certificate) { c.PublicKey = p256Key.Public() }), "the signature is not by", nil},
-		"another key ID":     {with(func(c *x509.Certificate) { c.SubjectKeyId = []byte("other") }), "by another key of", nil},
-		"not a CA":           {with(func(c *x509.Certificate) { c.IsCA = false }), "is not a CA", nil},
-		"may not sign lists": {with(func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageCertSign }), "does not include CRL signing", nil},
-		"a weak key":         {with(func(c *x509.Certificate) { c.PublicKey = unsupportedKey{} }), "weak or unsupported key", pki.ErrWeakKey},
-		"another kind":       {with(func(c *x509.Certificate) { c.PublicKey = rsaKey().Public() }), "the signature is not by", nil},
+		"another name":       {with(ca.key, func(c *x509.Certificate) { c.RawSubject, c.Subject.CommonName = nil, "Other" }), "none is of this name"},
+		"another key":        {with(p256Key, same), "the signature is not by"},
+		"another key ID":     {with(ca.key, func(c *x509.Certificate) { c.SubjectKeyId = []byte("other") }), "by another key of"},
+		"may not sign lists": {with(ca.key, func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageCertSign }), "does not include CRL signing"},
+		"another kind":       {with(rsaKey(), same), "the signature is not by"},
+		"the CA":             {with(ca.key, same), ""},
+		"any key usage":      {with(ca.key, func(c *x509.Certificate) { c.KeyUsage = 0 }), ""},
+		"no key ID": {with(ca.key, func(c *x509.Certificate) { // which crypto/x509 gives each CA that it knows of
+			c.SubjectKeyId, c.IsCA, c.BasicConstraintsValid = nil, false, false
+			id := asn1.ObjectIdentifier{2, 5, 29, 19}
+			c.ExtraExtensions = []pkix.Extension{{Id: id, Critical: true, Value: unhex("30030101ff")}}
+		}), ""},
 	} {
-		err := pki.CheckCRL(crl, tc.ca)
-		require.ErrorIs(t, err, pki.ErrCRL, name)
-		require.ErrorContains(t, err, tc.want, name)
-		if tc.also != nil {
-			require.ErrorIs(t, err, tc.also, name)
+		root := must.Get(pki.ParseCertificatesPEM(tc.p.Roots))(t)[0]
+		require.Equal(t, name == "no key ID", root.SubjectKeyId == nil)
+		if err := checkCRL(crl, root); tc.want == "" {
+			require.NoError(t, err, name)
+			continue
+		} else {
+			requireIs(t, err, errCRL, name)
 		}
+		err := must.Err(tc.p.read(during))
+		requireIs(t, err, errCRL, name)
+		require.ErrorContains(t, err, tc.want, name)
 	}
-	require.NoError(t, pki.CheckCRL(crl, with(func(c *x509.Certificate) { c.SubjectKeyId = nil })))
-	require.NoError(t, pki.CheckCRL(crl, with(func(c *x509.Certificate) { c.KeyUsage = 0 })), "no key usage allows all")
-	require.NoError(t, pki.CheckCRL(crl, ca.cert()))
-	back := must.Get(pki.ParseCRLsPEM(pki.MarshalCRLsPEM(crl, crl)))(t)
+	back := must.Get(readCRLs(crlsPEM(crl, crl)))(t)
 	require.Len(t, back, 2)
 	require.Equal(t, crl.Raw, back[1].Raw)
 }
@@ -102,17 +113,17 @@ func TestCRLFiles(t *testing.T) {
 					head[k] = strings.TrimSpace(v)
 				}
 			}
-			lists, err := pki.ParseCRLsPEM(data)
+			lists, err := readCRLs(data)
 			if head["expect"] != "ok" {
 				require.Equal(t, "ErrCRL", head["expect"])
-				require.ErrorIs(t, err, pki.ErrCRL)
+				requireIs(t, err, errCRL)
 				return
 			}
 			require.NoError(t, err)
 			require.Len(t, lists, 1)
 			require.Equal(t, head["entries"], crlLines(lists[0]))
 			caPEM := must.Get(os.ReadFile("testdata/crl/ca-" + head["ca"] + ".pem"))(t)
-			require.NoError(t, pki.CheckCRL(lists[0], must.Get(pki.ParseCertificatesPEM(caPEM))(t)[0]))
+			require.NoError(t, checkCRL(lists[0], must.Get(pki.ParseCertificatesPEM(caPEM))(t)[0]))
 			require.Equal(t, time.Date(2026, 4, 1, 12, 0, 0, 0, time.UTC), lists[0].NextUpdate)
 		})
 	}
@@ -306,19 +317,19 @@ func TestHostileCRL(t *testing.T) {
 	for name, p := range hostileCRLs() {
 		in := p.der(t)
 		crl, err := parseCRL(in)
-		require.ErrorIs(t, err, pki.ErrCRL, name)
+		requireIs(t, err, errCRL, name)
 		require.Nil(t, crl, name)
 		require.Equal(t, 1, strings.Count(err.Error(), "pki:"), "%v", err)
-		require.ErrorIs(t, must.Err(pki.ParseCRLsPEM([]byte(block("X509 CRL", in)))), pki.ErrCRL, name)
+		requireIs(t, must.Err(readCRLs([]byte(block("X509 CRL", in)))), errCRL, name)
 	}
 	in := crlParts{}.der(t)
 	_, err := parseCRL(in)
 	require.NoError(t, err, "where all of them start")
 	for n := range in {
-		require.ErrorIs(t, must.Err(parseCRL(in[:n])), pki.ErrCRL, "the first %d bytes", n)
+		requireIs(t, must.Err(parseCRL(in[:n])), errCRL, "the first %d bytes", n)
 	}
 	_, err = parseCRL(slices.Concat([]byte{0x30, 0x80}, in[2:], []byte{0, 0}))
-	require.ErrorIs(t, err, pki.ErrCRL, "an indefinite length")
+	requireIs(t, err, errCRL, "an indefinite length")
 }
 
 // What else is valid.
@@ -351,7 +362,7 @@ func TestTolerantCRL(t *testing.T) {
 		assert.Equal(t, tc.want, crlLines(crl), name)
 		tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), RawSubject: der(tagSeq, rdn(oidCN, tagUTF8, "CA")), IsCA: true, BasicConstraintsValid: true, NotBefore: base, NotAfter: base.Add(time.Hour)}
 		b := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, edKey.Public(), edKey))(t)
-		require.NoError(t, pki.CheckCRL(crl, must.Get(x509.ParseCertificate(b))(t)), name)
+		require.NoError(t, checkCRL(crl, must.Get(x509.ParseCertificate(b))(t)), name)
 	}
 }
 
@@ -384,13 +395,13 @@ func TestParseCRLsPEM(t *testing.T) {
 		"over 700 KiB":   {block("X509 CRL", make([]byte, 700<<10+1)), 0, spiffe.ErrTooLarge},
 		"bytes in block": {block("X509 CRL", append(crlParts{}.der(t), 0)), 0, nil},
 	} {
-		crls, err := pki.ParseCRLsPEM([]byte(tc.in))
+		crls, err := readCRLs([]byte(tc.in))
 		if tc.want > 0 {
 			require.NoError(t, err, name)
 			require.Len(t, crls, tc.want, name)
 			continue
 		}
-		require.ErrorIs(t, err, pki.ErrCRL, name)
+		requireIs(t, err, errCRL, name)
 		require.Nil(t, crls, name)
 		require.Equal(t, tc.also != nil, strings.Contains(err.Error(), spiffe.ErrTooLarge.Error()), "%s: %v", name, err)
 	}
@@ -408,13 +419,14 @@ func TestCRLMemory(t *testing.T) {
 	}
 	in := crlParts{entries: crlEntries(entries...)}.der(t)
 	require.Greater(t, len(in), 680<<10)
+	roots, list := must.Get(someRoots())(t), []byte(block("X509 CRL", in))
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	crl, err := parseCRL(in)
+	_, err := roots.WithCRLs(list, true)
 	runtime.ReadMemStats(&after)
 	require.NoError(t, err)
 	assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(32<<20))
-	assert.Len(t, crl.RevokedCertificateEntries, 19_000)
+	assert.Len(t, must.Get(parseCRL(in))(t).RevokedCertificateEntries, 19_000)
 }
 
 // FuzzParseCRL takes its input as a list, as PEM, and as entries and extensions of a list that is well
@@ -437,8 +449,8 @@ func FuzzParseCRL(f *testing.F) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if crls, err := pki.ParseCRLsPEM(data); err == nil {
-			require.Len(t, must.Get(pki.ParseCRLsPEM(pki.MarshalCRLsPEM(crls...)))(t), len(crls))
+		if crls, err := readCRLs(data); err == nil {
+			require.Len(t, must.Get(readCRLs(crlsPEM(crls...)))(t), len(crls))
 		} else {
 			require.Nil(t, crls)
 		}
@@ -449,12 +461,12 @@ func FuzzParseCRL(f *testing.F) {
 		for _, in := range inputs {
 			c, err := parseCRL(in)
 			if err != nil {
-				require.ErrorIs(t, err, pki.ErrCRL)
+				requireIs(t, err, errCRL)
 				require.Nil(t, c)
 				continue
 			}
 			require.Equal(t, in, c.Raw)
-			require.Error(t, pki.CheckCRL(c, newRootOnce()))
+			require.Error(t, checkCRL(c, newRootOnce()))
 		}
 	})
 }

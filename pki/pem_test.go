@@ -129,9 +129,7 @@ func TestPrivateKeyPEMRefuses(t *testing.T) {
 		key, err := pki.ParsePrivateKeyPEM([]byte(tc.pem))
 		require.ErrorContains(t, err, "pki: parse private key: ", name)
 		require.True(t, key == nil, "%s: a nil pointer in the interface", name)
-		if tc.also != nil {
-			require.ErrorIs(t, err, tc.also, name)
-		}
+		requireIs(t, err, tc.also, name)
 		require.NotContains(t, err.Error(), "secret-text")
 		require.NotContains(t, err.Error(), base64.StdEncoding.EncodeToString(b.Bytes)[:20])
 	}
@@ -184,7 +182,7 @@ func TestPEMErrorsAreShort(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("A", 300_000)
 	key := newKey(t, "ecdsa-p256")
-	value := must.Get(pki.MarshalSANValue(uriSAN("https://" + strings.Repeat("%zz", 20_000))))(t)
+	value := sanValue(uriSAN("https://" + strings.Repeat("%zz", 20_000)))
 	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: base, NotAfter: base.Add(time.Hour), ExtraExtensions: []pkix.Extension{extension(value)}}
 	cert := must.Get(x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key))(t)
 	tmpl = &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: base, NotAfter: base.Add(time.Hour), Subject: pkix.Name{CommonName: long + "\n"}}
@@ -210,7 +208,7 @@ func TestPEMErrorsAreShort(t *testing.T) {
 		_, err = pki.ParsePrivateKeyPEM([]byte(in))
 		require.Error(t, err, name)
 		assert.Less(t, len(err.Error()), 500, "key: %s", name)
-		_, err = pki.ParseCRLsPEM([]byte(in))
+		_, err = readCRLs([]byte(in))
 		require.Error(t, err, name)
 		assert.Less(t, len(err.Error()), 500, "CRLs: %s", name)
 		_, err = pki.ParseCSRPEM([]byte(in))
@@ -220,13 +218,15 @@ func TestPEMErrorsAreShort(t *testing.T) {
 	named := []byte(block("CERTIFICATE", subject))
 	_, err := pki.NewSecretPEM("ROOTCA", nil, nil, named, time.Time{})
 	requireShort(t, err)
-	for _, p := range []pki.KeyCertPEM{{Cert: named, Roots: named}, {Cert: certsPEM(newRoot(t).Certificate()), Roots: named}} {
-		_, err = pki.ParseKeyCertBundle(p, base)
+	for _, p := range []keyCertPEM{{Cert: named, Roots: named}, {Cert: certsPEM(newRoot(t).Certificate()), Roots: named}} {
+		_, err = p.read(base)
 		requireShort(t, err)
 	}
-	cert509 := must.Get(x509.ParseCertificate(subject))(t)
-	lists := must.Get(pki.ParseCRLsPEM(newTestRoot(t).crl(t)))(t)
-	requireShort(t, pki.CheckCRL(lists[0], cert509))
+	tmpl.IsCA, tmpl.BasicConstraintsValid = true, true
+	lists := must.Get(readCRLs(newTestRoot(t).crl(t)))(t)
+	err = checkCRL(lists[0], createCertificate(t, tmpl, key))
+	require.ErrorContains(t, err, "has signed none of them")
+	requireShort(t, err)
 }
 
 // requireShort tests an error that names a certificate.

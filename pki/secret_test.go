@@ -140,9 +140,7 @@ func TestSecretPEM(t *testing.T) {
 		s, err := pki.NewSecretPEM(tc.name, tc.chain, tc.key, tc.roots, tc.notAfter)
 		require.ErrorContains(t, err, "pki: secret", name)
 		require.Nil(t, s, name)
-		if tc.also != nil {
-			require.ErrorIs(t, err, tc.also, name)
-		}
+		requireIs(t, err, tc.also, name)
 	}
 }
 
@@ -151,7 +149,7 @@ func TestPrinted(t *testing.T) {
 	t.Parallel()
 	root := newTestRoot(t)
 	pair := must.Get(pki.NewKeyPairSecret("default", svidOf(t, root.Issuer, newKey(t, "ecdsa-p256"))))(t)
-	bundle := must.Get(pki.ParseKeyCertBundle(pki.KeyCertPEM{Cert: certsPEM(root.cert()), Key: root.keyPEM(t), Roots: certsPEM(root.cert())}, during))(t)
+	bundle := must.Get(keyCertPEM{Cert: certsPEM(root.cert()), Key: root.keyPEM(t), Roots: certsPEM(root.cert())}.read(during))(t)
 	subject := root.cert().Subject.String()
 	for want, v := range map[string]fmt.Stringer{
 		`pki.Secret("default", key pair until 2026-03-01T12:00:00Z)`: pair,
@@ -264,10 +262,10 @@ func TestTrustDomainsSecret(t *testing.T) {
 		"no set":          {"ALL", nil, nil, nil},
 		"an empty set":    {"ALL", setOf(t), nil, spiffe.ErrNoAuthority},
 		"tokens only":     {"ALL", setOf(t, tokensOnly), nil, spiffe.ErrNoAuthority},
-		"list of another": {"ALL", set, map[spiffe.TrustDomain][]byte{tdOne: two.crl(t)}, pki.ErrCRL},
-		"an empty list":   {"ALL", set, map[spiffe.TrustDomain][]byte{tdOne: nil}, pki.ErrCRL},
-		"a damaged list":  {"ALL", set, map[spiffe.TrustDomain][]byte{tdOne: one.crl(t)[:200]}, pki.ErrCRL},
-		"one root lacks":  {"ALL", setOf(t, bundleOf(t, "one.example", one.cert(), two.cert())), map[spiffe.TrustDomain][]byte{tdOne: one.crl(t)}, pki.ErrCRL},
+		"list of another": {"ALL", set, map[spiffe.TrustDomain][]byte{tdOne: two.crl(t)}, errCRL},
+		"an empty list":   {"ALL", set, map[spiffe.TrustDomain][]byte{tdOne: nil}, errCRL},
+		"a damaged list":  {"ALL", set, map[spiffe.TrustDomain][]byte{tdOne: one.crl(t)[:200]}, errCRL},
+		"one root lacks":  {"ALL", setOf(t, bundleOf(t, "one.example", one.cert(), two.cert())), map[spiffe.TrustDomain][]byte{tdOne: one.crl(t)}, errCRL},
 		"no such domain":  {"ALL", set, map[spiffe.TrustDomain][]byte{spiffe.MustParseTrustDomain("x.example"): one.crl(t)}, spiffe.ErrNoAuthority},
 		"without roots":   {"ALL", set, map[spiffe.TrustDomain][]byte{tokensOnly.TrustDomain(): one.crl(t)}, spiffe.ErrNoAuthority},
 	} {
@@ -278,9 +276,7 @@ func TestTrustDomainsSecret(t *testing.T) {
 		}
 		require.ErrorContains(t, err, "pki: secret", name)
 		require.Nil(t, s, name)
-		if tc.also != nil {
-			require.ErrorIs(t, err, tc.also, name)
-		}
+		requireIs(t, err, tc.also, name)
 	}
 }
 
@@ -321,7 +317,7 @@ func TestSecretWithCRLs(t *testing.T) {
 		"roots":          func() (*pki.Secret, error) { return trust.WithCRLs(before, true) },
 	} {
 		s, err := f()
-		require.ErrorIs(t, err, pki.ErrCRL, name)
+		requireIs(t, err, errCRL, name)
 		require.Nil(t, s, name)
 	}
 	for kind, s := range kinds(t) {
@@ -393,9 +389,7 @@ func TestOtherSecrets(t *testing.T) {
 		require.ErrorContains(t, err, "pki: secret", name)
 		require.NotContains(t, err.Error(), "hunter2", name)
 		require.Nil(t, s, name)
-		if tc.also != nil {
-			require.ErrorIs(t, err, tc.also, name)
-		}
+		requireIs(t, err, tc.also, name)
 	}
 	must.Get(pki.NewTicketKeysSecret("x", sixteen[:16]...))(t)
 	delete(many, "x")
@@ -444,9 +438,7 @@ func TestCredential(t *testing.T) {
 	} {
 		_, err := pki.NewCredential(tt.chain, otherKey)
 		require.ErrorContains(t, err, tt.err, name)
-		if tt.is != nil {
-			require.ErrorIs(t, err, tt.is, name)
-		}
+		requireIs(t, err, tt.is, name)
 	}
 	require.ErrorContains(t, must.Err(pki.NewCredential(chain, nil)), "no private key")
 	for _, bad := range [][2][]byte{{nil, keyPEM}, {certs, nil}, {certs, certs}, {keyPEM, keyPEM}} {

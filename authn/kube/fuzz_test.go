@@ -1,13 +1,17 @@
 package kube_test
 
 import (
+	"bytes"
 	"encoding/json"
+	"io"
+	"net/http"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/internal/test/must"
 )
 
 // The rules of Kubernetes for names, as slow as they are obvious.
@@ -15,6 +19,14 @@ var (
 	label     = regexp.MustCompile(`\A[a-z0-9]([-a-z0-9]*[a-z0-9])?\z`)
 	subdomain = regexp.MustCompile(`\A[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\z`)
 )
+
+// reviewed is a connection to an API server that answers a review with these bytes.
+type reviewed []byte
+
+func (a reviewed) RoundTrip(r *http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusCreated, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(bytes.NewReader(a)), Request: r}, nil
+}
 
 // Whatever an API server answers: either an account whose every part is sound, for an audience that
 // was asked for, or an error of one kind that does not hold the token.
@@ -32,10 +44,12 @@ func FuzzJudge(f *testing.F) {
 		`{"status":{"authenticated":true,"audiences":["b"],"user":{"username":"system:serviceaccount:p:w","groups":["system:serviceaccounts"]}}}`,
 		`{"STATUS":{"authenticated":true,"Audiences":["a"],"user":{"username":"system:serviceaccount:p:w","groups":["system:serviceaccounts"]}}}`,
 	} {
-		f.Add([]byte(s))
+		f.Add([]byte(strings.Replace(s, `{"`, `{"apiVersion":"authentication.k8s.io/v1","kind":"TokenReview","`, 1)))
 	}
 	f.Fuzz(func(t *testing.T, answer []byte) {
-		a, err := kube.Judge(answer, tok, []string{"a", "z"})
+		client := &http.Client{Transport: reviewed(answer)}
+		r := must.Get(kube.NewReviewer(&kube.ReviewerOptions{APIServer: "https://api.test", HTTPClient: client}))(t)
+		a, err := r.Review(t.Context(), tok, []string{"a", "z"})
 		if err != nil {
 			if a != nil {
 				t.Fatal("an account with an error")

@@ -8,12 +8,14 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -327,9 +329,22 @@ func TestNodeAuthorizerShares(t *testing.T) {
 func TestNodeAuthorizerBounded(t *testing.T) {
 	t.Parallel()
 	n := nodeAuthorizer(t, kubetest.Start(t), nil)
-	for _, questions := range []int{kube.MaxQuestions, kube.MaxQuestions + 100} {
-		assert.Equal(t, kube.MaxQuestions, n.Remember(questions))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // the API server is not asked
+	const questions, remembered = 5000, 4096
+	var forgotten atomic.Int64
+	for i := range questions {
+		uid := fmt.Appendf(nil, "an account %30d", i)
+		runtime.AddCleanup(&uid[0], func(int) { forgotten.Add(1) }, 0)
+		caller := proxy()
+		caller.Pod.ServiceAccountUID = unsafe.String(&uid[0], len(uid))
+		require.Error(t, n.Authorize(ctx, caller, web))
 	}
+	assert.Eventually(t, func() bool {
+		runtime.GC()
+		return forgotten.Load() == questions-remembered
+	}, 10*time.Second, time.Millisecond)
+	runtime.KeepAlive(n)
 }
 
 // Lists in several answers, and servers that do not select.

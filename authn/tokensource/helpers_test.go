@@ -5,10 +5,12 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -153,7 +155,13 @@ func done(t testing.TB) context.Context {
 	return ctx
 }
 
+// proxy is the proxy of the environment, which net/http reads once, for all hosts but those of this machine.
+var proxy = &exchanged{answer: text(http.StatusForbidden, "")}
+
 func TestMain(m *testing.M) {
 	rounds.Parallel(8)
+	s := httptest.NewServer(proxy)
+	_ = errors.Join(os.Setenv("HTTP_PROXY", s.URL), os.Setenv("HTTPS_PROXY", s.URL))
+	_ = errors.Join(os.Unsetenv("NO_PROXY"), os.Unsetenv("no_proxy"))
 	m.Run()
 }

@@ -226,10 +226,17 @@ func TestLongLives(t *testing.T) {
 		`"expires_in":9223372037`, `"expires_in":253402300800`, `"expires_in":9223372036854775807`, `"expires_in":"99999999999999999999"`,
 		`"expires_in":99999999999999999999`,
 	} {
-		p := tokensource.Parse([]byte(`{"access_token":"a",`+member+`}`), "")["token"]
-		require.NoError(t, p.Err, member)
-		assert.True(t, p.Expires.After(time.Unix(4102444800-1, 0)), "%s: %v", member, p.Expires)
-		assert.Less(t, p.Expires.Year(), 10000, "which package time can compute with, and JSON can have")
+		synctest.Test(t, func(t *testing.T) {
+			var log logs
+			x := &exchanged{answer: text(200, `{"access_token":"a",`+member+`}`)}
+			requireToken(t, "a", made(tokensource.Exchange(tokensource.Static("subject"), tokensource.ClientOptions{
+				URL: "https://sts.example/", HTTPClient: x.client(), Logger: log.logger()})))
+			synctest.Wait()
+			_, end, _ := strings.Cut(strings.TrimSpace(log.String()), "expires=")
+			expires := must.Get(time.Parse(time.RFC3339, end))(t)
+			assert.True(t, expires.After(time.Unix(4102444800-1, 0)), "%s: %v", member, expires)
+			assert.Less(t, expires.Year(), 10000, "which package time can compute with, and JSON can have")
+		})
 	}
 }
 
@@ -373,23 +380,25 @@ func TestOptions(t *testing.T) {
 // Metadata servers are asked directly, and no redirect leads elsewhere.
 func TestTransports(t *testing.T) {
 	t.Parallel()
-	metadata, exchange := tokensource.Client(t, false), tokensource.Client(t, true)
-	assert.Nil(t, metadata.Transport.(*http.Transport).Proxy)
-	assert.NotNil(t, exchange.Transport.(*http.Transport).Proxy)
-	for _, c := range []*http.Client{metadata, exchange} {
-		assert.ErrorIs(t, c.CheckRedirect(nil, nil), http.ErrUseLastResponse)
-	}
+	before := proxy.count()
+	requireNone(t, made(tokensource.GCE("a", &tokensource.GCEOptions{URL: "http://[fe80::1%25none]:1"})))
+	require.Equal(t, before, proxy.count())
+	o := tokensource.ClientOptions{URL: "https://sts.example"}
+	requireNone(t, made(tokensource.Exchange(tokensource.Static(secret), o)))
+	require.Equal(t, before+1, proxy.count())
+	assert.Equal(t, http.MethodConnect, proxy.all()[before].method)
 
 	var elsewhere bool
 	other, url := serve(t, func(http.ResponseWriter, *http.Request) { elsewhere = true })
 	x, server := serve(t, func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, url, http.StatusTemporaryRedirect) })
 	for _, s := range []*tokensource.Source{
-		made(tokensource.GCE("a", &tokensource.GCEOptions{URL: server, HTTPClient: &http.Client{}})),
+		made(tokensource.GCE("a", &tokensource.GCEOptions{URL: server})),
 		made(tokensource.Exchange(tokensource.Static(secret), tokensource.ClientOptions{URL: server, HTTPClient: http.DefaultClient})),
+		made(tokensource.Exchange(tokensource.Static(secret), tokensource.ClientOptions{URL: server})),
 	} {
 		require.ErrorContains(t, requireNone(t, s), "redirects are not followed")
 	}
-	assert.Equal(t, 2, x.count())
+	assert.Equal(t, 3, x.count())
 	assert.Zero(t, other.count())
 	assert.False(t, elsewhere)
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/caclienttest"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/logtest"
@@ -382,16 +383,24 @@ func FuzzReadChain(f *testing.F) {
 		f.Add(strings.Join(texts, "\x00"))
 	}
 	f.Fuzz(func(t *testing.T, in string) {
-		texts := strings.Split(in, "\x00")
-		chain, roots, err := istioca.ReadChain(csr, texts)
+		message := must.Get(protofield.Write(func(w *protofield.Writer) {
+			for text := range strings.SplitSeq(in, "\x00") {
+				w.AddBytes(1, []byte(text))
+			}
+		}))(t)
+		client := newCA(t, istioca.Options{Endpoint: caclient.Endpoint{
+			URL: "https://ca.test", HTTPClient: &http.Client{Transport: cafake.Message(message)},
+		}})
+		chain, err := client.Sign(t.Context(), csr, 0)
 		if err != nil {
 			require.Empty(t, chain)
-			require.Empty(t, roots)
 			return
 		}
 		require.NotEmpty(t, chain)
-		require.NotEmpty(t, roots)
-		require.LessOrEqual(t, len(roots), 256)
+		if set, err := client.FetchBundles(t.Context()); err == nil {
+			n := len(must.Get(set.Bundle(domain))(t).Contents().X509Authorities)
+			require.True(t, 0 < n && n <= 256, n)
+		}
 		require.True(t, pki.PublicKeysEqual(chain[0].PublicKey, csr.PublicKey()))
 		seen := map[string]bool{}
 		for i, c := range chain {

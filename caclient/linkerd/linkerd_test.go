@@ -158,6 +158,15 @@ func response(chain []*x509.Certificate, until time.Time) ([]byte, error) {
 	})
 }
 
+// sign requests a certificate of a certifier that answers with a message.
+func sign(t testing.TB, ca *spiffetest.CA, csr *pki.CSR, message []byte) ([]*x509.Certificate, error) {
+	t.Helper()
+	return must.Get(linkerd.New(linkerd.Options{Mesh: mesh, Endpoint: caclient.Endpoint{
+		URL: "http://127.0.0.1:8080", AllowPlaintext: true, TrustDomain: td, Roots: roots{ca}, Token: cafake.Give(secret),
+		HTTPClient: &http.Client{Transport: cafake.Message(message)},
+	}}))(t).Sign(t.Context(), csr, 0)
+}
+
 func (s *server) client(t testing.TB, edit ...func(*linkerd.Options)) *linkerd.CA {
 	t.Helper()
 	o := linkerd.Options{Mesh: mesh, Endpoint: caclient.Endpoint{
@@ -330,7 +339,7 @@ func TestResponses(t *testing.T) {
 		"with a fraction":          at(end.Add(999 * time.Millisecond)),
 		"a field that nobody asks": append(at(end), 0x22, 1, 'x'),
 	} {
-		got := must.Get(linkerd.ReadResponse(message, now))(t, name)
+		got := must.Get(sign(t, ca, csr, message))(t, name)
 		assert.Equal(t, chain, got, name)
 	}
 	for _, tt := range []struct {
@@ -372,7 +381,7 @@ func TestResponses(t *testing.T) {
 			}
 		}), "more than 16 certificates"},
 	} {
-		got, err := linkerd.ReadResponse(tt.message, now)
+		got, err := sign(t, ca, csr, tt.message)
 		assert.ErrorContains(t, err, tt.says, tt.name)
 		assert.Nil(t, got, tt.name)
 	}
@@ -610,7 +619,7 @@ func TestVector(t *testing.T) {
 	t.Parallel()
 	message, err := hex.DecodeString("1a020801")
 	require.NoError(t, err)
-	_, err = linkerd.ReadResponse(message, time.Unix(0, 0))
+	_, err = sign(t, spiffetest.NewCA(t, "cluster.local"), newCSR(t, pki.DNSSAN(web)), message)
 	assert.ErrorContains(t, err, "no certificate", "a response with nothing but valid_until, which is read")
 }
 
@@ -628,9 +637,9 @@ func FuzzResponse(f *testing.F) {
 	f.Add(message[:len(message)-4])
 	f.Add([]byte{0x1a, 2, 8, 1})
 	f.Add([]byte(nil))
-	now := time.Now()
 	f.Fuzz(func(t *testing.T, message []byte) {
-		chain, err := linkerd.ReadResponse(message, now)
+		now := time.Now()
+		chain, err := sign(t, ca, csr, message)
 		if (err == nil) == (len(chain) == 0) {
 			t.Fatalf("%d certificates and the error %v", len(chain), err)
 		}

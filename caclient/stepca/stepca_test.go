@@ -292,7 +292,7 @@ func TestAnswers(t *testing.T) {
 		"a chain, and root": answer(map[string]any{"certChain": []string{leaf, issuer, root}, "tlsOptions": map[string]any{"minVersion": 1.2}}),
 		"a text of two":     answer(map[string]any{"certChain": []string{leaf + issuer}}),
 	} {
-		got := must.Get(stepca.ReadAnswer(csr, body))(t, name)
+		got := must.Get(sign(t, ca, csr, body))(t, name)
 		assert.Equal(t, chain, got, name)
 	}
 	for name, body := range map[string][]byte{
@@ -309,7 +309,7 @@ func TestAnswers(t *testing.T) {
 		"a request":          answer(map[string]any{"crt": string(csr.PEM())}),
 		"JSON and something": append(answer(map[string]any{"crt": leaf}), '!'),
 	} {
-		got, err := stepca.ReadAnswer(csr, body)
+		got, err := sign(t, ca, csr, body)
 		assert.Error(t, err, name)
 		assert.Nil(t, got, name)
 	}
@@ -389,7 +389,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add([]byte(`{"status":401,"message":"no"}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		_ = caconn.Message(body)
-		chain, err := stepca.ReadAnswer(csr, body)
+		chain, err := sign(t, ca, csr, body)
 		if (err == nil) == (len(chain) == 0) {
 			t.Fatalf("%d certificates and the error %v", len(chain), err)
 		}
@@ -412,6 +412,17 @@ type recorded struct {
 	ca    *spiffetest.CA
 	paths []string
 	body  struct{ CSR, OTT, NotAfter string }
+
+	answer []byte // in place of a signature
+}
+
+// sign requests a certificate of a step-ca that gives this answer.
+func sign(t testing.TB, ca *spiffetest.CA, csr *pki.CSR, answer []byte) ([]*x509.Certificate, error) {
+	t.Helper()
+	return newClient(t, stepca.Options{Endpoint: caclient.Endpoint{
+		URL: "https://ca.test", TrustDomain: ca.TrustDomain(), Roots: ca.Bundle(), Token: cafake.Give("token"),
+		HTTPClient: &http.Client{Transport: &recorded{ca: ca, answer: answer}},
+	}}).Sign(t.Context(), csr, 0)
 }
 
 func (r *recorded) RoundTrip(q *http.Request) (*http.Response, error) {
@@ -420,16 +431,20 @@ func (r *recorded) RoundTrip(q *http.Request) (*http.Response, error) {
 	if err := json.NewDecoder(q.Body).Decode(&r.body); err != nil {
 		return nil, err
 	}
-	csr, err := pki.ParseCSRPEM([]byte(r.body.CSR))
-	if err != nil {
-		return nil, err
+	answer := r.answer
+	if answer == nil {
+		csr, err := pki.ParseCSRPEM([]byte(r.body.CSR))
+		if err != nil {
+			return nil, err
+		}
+		chain, err := r.ca.Sign(q.Context(), csr, 0)
+		if err != nil {
+			return nil, err
+		}
+		answer = fmt.Appendf(nil, `{"crt":%q,"ca":%q}`, pki.MarshalCertificatesPEM(chain[0]),
+			pki.MarshalCertificatesPEM(r.ca.Root()))
 	}
-	chain, err := r.ca.Sign(q.Context(), csr, 0)
-	if err != nil {
-		return nil, err
-	}
-	answer, err := json.Marshal(map[string]string{"crt": string(pki.MarshalCertificatesPEM(chain[0])), "ca": string(pki.MarshalCertificatesPEM(r.ca.Root()))})
-	return &http.Response{StatusCode: http.StatusCreated, Header: http.Header{}, Body: io.NopCloser(bytes.NewReader(answer)), Request: q}, err
+	return &http.Response{StatusCode: http.StatusCreated, Header: http.Header{}, Body: io.NopCloser(bytes.NewReader(answer)), Request: q}, nil
 }
 
 // A certificate is renewed by itself only if it is for exactly what is asked for: the CA would sign its names again, with those that are too many.

@@ -80,21 +80,6 @@ const (
 	kubeletWait = 5 * time.Second // for a refresh, which must work without the kubelet
 )
 
-// instanceCA is ZTS for one instance.
-type instanceCA interface {
-	Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]*x509.Certificate, error)
-	FetchBundles(ctx context.Context) (*spiffe.BundleSet, error)
-	ServiceToken() string
-}
-
-func newCA(o ztsclient.Options) (instanceCA, error) {
-	ca, err := ztsclient.New(o)
-	if err != nil {
-		return nil, err
-	}
-	return ca, nil
-}
-
 // Config configures [New]. All fields up to Suffix are required.
 type Config struct {
 	// Volumes maps handles to pods.
@@ -123,6 +108,9 @@ type Config struct {
 	// zero ID means none. A nil func means Service.ID.
 	SPIFFE func(s athenzname.Service, pod *athenz.Pod) (spiffe.ID, error)
 
+	// NewKey returns the RSA key of 2048 bits for a certificate, such as one made in advance. Nil means a new key.
+	NewKey func() (*rsa.PrivateKey, error)
+
 	// Timeout bounds how long a request waits; 0 means 30 seconds.
 	Timeout time.Duration
 
@@ -132,7 +120,6 @@ type Config struct {
 
 type agent struct {
 	cfg   Config
-	newCA func(ztsclient.Options) (instanceCA, error)
 	limit *limit.Limiter
 
 	mu   sync.Mutex
@@ -157,15 +144,16 @@ type turn struct {
 // after it has reached the pod, a second init gets 403 until the last delivered identity has expired. A refresh
 // accepts the latest certificate, or the one before in case the latest was lost on the way. It refuses older ones, as
 // ZTS would revoke the instance for good. A pod whose address has changed gets a certificate for the new one.
-func New(cfg Config) (http.Handler, error) { return newAgent(cfg, newCA) }
-
-func newAgent(cfg Config, newCA func(ztsclient.Options) (instanceCA, error)) (http.Handler, error) {
+func New(cfg Config) (http.Handler, error) {
 	cfg.Logger = ratelog.Patient(cfg.Logger)
 	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
 	if cfg.SPIFFE == nil {
 		cfg.SPIFFE = func(s athenzname.Service, _ *athenz.Pod) (spiffe.ID, error) { return s.ID() }
 	}
-	a := &agent{cfg: cfg, newCA: newCA, busy: map[string]*turn{}, limit: limit.New(limit.Options{
+	if cfg.NewKey == nil {
+		cfg.NewKey = func() (*rsa.PrivateKey, error) { return rsa.GenerateKey(rand.Reader, keyBits) }
+	}
+	a := &agent{cfg: cfg, busy: map[string]*turn{}, limit: limit.New(limit.Options{
 		Concurrent: issuesAtOnce, Queue: issuesWaiting, CallerRate: perHandle, CallerBurst: perHandleBurst,
 	})}
 	err := cfg.Provider.Check()
@@ -184,7 +172,7 @@ func newAgent(cfg Config, newCA func(ztsclient.Options) (instanceCA, error)) (ht
 		// An error in the AdminDomain or in ZTS shows with any pod.
 		var any athenzname.Service
 		if any, err = cfg.Mapping.Service("default", "default"); err == nil {
-			_, err = newCA(a.request(athenzname.Instance{Provider: cfg.Provider, Service: any, ID: "any",
+			_, err = ztsclient.New(a.request(athenzname.Instance{Provider: cfg.Provider, Service: any, ID: "any",
 				Suffix: cfg.Suffix}, "", nil))
 		}
 	}
@@ -484,7 +472,7 @@ func (a *agent) issue(ctx context.Context, request ztsclient.Options, known *vol
 	if err != nil {
 		return nil, err
 	}
-	key, err := rsa.GenerateKey(rand.Reader, keyBits)
+	key, err := a.cfg.NewKey()
 	if err != nil {
 		return nil, err
 	}
@@ -492,7 +480,7 @@ func (a *agent) issue(ctx context.Context, request ztsclient.Options, known *vol
 	if err != nil {
 		return nil, err
 	}
-	ca, err := a.newCA(request)
+	ca, err := ztsclient.New(request)
 	if err != nil {
 		return nil, err
 	}

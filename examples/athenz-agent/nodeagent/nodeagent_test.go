@@ -40,11 +40,13 @@ import (
 	"github.com/svidkit/svidkit/examples/athenz-agent/nodeagent"
 	"github.com/svidkit/svidkit/examples/athenz-sia/sidecar"
 	"github.com/svidkit/svidkit/examples/internal/agentapi"
+	"github.com/svidkit/svidkit/internal/files/store"
 	"github.com/svidkit/svidkit/internal/test/athenztest"
 	"github.com/svidkit/svidkit/internal/test/cafake"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/internal/test/testkey"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
@@ -77,10 +79,23 @@ func newCluster(t testing.TB) *cluster {
 	zts.Token = nil
 	c.config = nodeagent.Config{
 		Volumes: c.volumes, Pods: c.Pods, Signer: c.Signer, ZTS: ztsclient.Options{Endpoint: zts}, Provider: c.Callback(), Suffix: athenztest.Suffix,
-		Mapping: c.Mapping(), Logger: c.Logger(),
+		Mapping: c.Mapping(), Logger: c.Logger(), NewKey: twoKeys(),
 	}
 	c.start()
 	return c
+}
+
+var secondKey = sync.OnceValues(func() (*rsa.PrivateKey, error) { return rsa.GenerateKey(rand.Reader, 2048) })
+
+// twoKeys returns a function that gives each of two keys by turns, as an RSA key takes long to make.
+func twoKeys() func() (*rsa.PrivateKey, error) {
+	var given atomic.Int64
+	return func() (*rsa.PrivateKey, error) {
+		if given.Add(1)%2 == 0 {
+			return secondKey()
+		}
+		return testkey.RSA(), nil
+	}
 }
 
 // start starts the agent, and stops one that runs.
@@ -120,16 +135,13 @@ func (c *cluster) pod(name string) *agentapi.Client {
 	return client
 }
 
-func newAgent(t testing.TB, c *cluster, edit func(*nodeagent.Config), ca func(ztsclient.Options) (nodeagent.CA, error)) http.Handler {
+func newAgent(t testing.TB, c *cluster, edit func(*nodeagent.Config)) http.Handler {
 	t.Helper()
 	cfg := c.config
 	if edit != nil {
 		edit(&cfg)
 	}
-	if ca == nil {
-		ca = nodeagent.NewCA
-	}
-	return must.Get(nodeagent.NewWith(cfg, ca))(t)
+	return must.Get(nodeagent.New(cfg))(t)
 }
 
 func ecKey(t testing.TB, curve elliptic.Curve) *ecdsa.PrivateKey {
@@ -285,7 +297,7 @@ func TestHandles(t *testing.T) {
 			}
 			return pod, err
 		}
-	}, nil)
+	})
 	mount := mountOf(uid)
 	handle := must.Get(c.volumes.Add(mount, namespace, "web-0"))(t)
 	again := must.Get(c.volumes.Add(mount, namespace, "web-0"))(t)
@@ -323,7 +335,7 @@ func TestAgentWire(t *testing.T) {
 	conformance.Covers(t, "ATH-7.1-2", "ATH-7.1-3", "ATH-7.1-4", "ATH-7.1-6", "ATH-7.1-7", "ATH-7.1-8", "ATH-7.1-9", "ATH-7.1-10", "ATH-7.1-11", "ATH-7.1-12", "ATH-7.1-13",
 		"ATH-7.2-1", "ATH-7.2-4", "ATH-7.2-7", "ATH-7.3-2", "ATH-7.3-3", "ATH-7.3-4", "ATH-9-1", "ATH-18-3", "ATH-18-4")
 	c := newCluster(t)
-	agent := newAgent(t, c, nil, nil)
+	agent := newAgent(t, c, func(cfg *nodeagent.Config) { cfg.NewKey = nil })
 	const mount = "/var/lib/kubelet/pods/0001/volumes/athenz.kubernetes.io~athenz-volume-driver/sia-identity"
 	require.NoError(t, os.MkdirAll(string(c.volumes), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(string(c.volumes), "secret"), bytes.Repeat([]byte("s"), 32), 0o600))
@@ -374,6 +386,7 @@ func TestAgentWire(t *testing.T) {
 	assert.Contains(t, text, "given already")
 
 	// Fields in base64, and in plain PEM.
+	agent = newAgent(t, c, nil)
 	code, text = call(t, agent, http.MethodPost, "/v1/refresh/"+handle, object{"keyPEM": key, "certPEM": cert})
 	require.Equal(t, http.StatusOK, code, text)
 	var second given
@@ -468,20 +481,33 @@ func TestAgentWire(t *testing.T) {
 	require.ErrorIs(t, must.Err(os.Stat(folder)), os.ErrNotExist, "and is not made by asking")
 }
 
-// fixedCA is ZTS that answers with what the test says.
-type fixedCA struct {
-	chain []*x509.Certificate
-	set   *spiffe.BundleSet
-	err   error
+// zts is a connection to ZTS that answers with what the test says.
+type zts func(*http.Request) (*http.Response, error)
+
+func (z zts) RoundTrip(r *http.Request) (*http.Response, error) { return z(r) }
+
+// configure has an agent use z.
+func (z zts) configure(cfg *nodeagent.Config) { cfg.ZTS.HTTPClient = &http.Client{Transport: z} }
+
+// certifier is ZTS that answers a CSR with what sign returns for it.
+func certifier(sign func(context.Context, *pki.CSR) ([]*x509.Certificate, error)) zts {
+	return func(r *http.Request) (*http.Response, error) {
+		var asked struct{ CSR string }
+		_ = json.NewDecoder(r.Body).Decode(&asked)
+		csr, err := pki.ParseCSRPEM([]byte(asked.CSR))
+		if err != nil {
+			return nil, err
+		}
+		chain, err := sign(r.Context(), csr)
+		if err != nil {
+			return nil, err
+		}
+		w := httptest.NewRecorder()
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(object{"x509Certificate": string(pki.MarshalCertificatesPEM(chain...))})
+		return w.Result(), nil
+	}
 }
-
-func (f *fixedCA) Sign(context.Context, *pki.CSR, time.Duration) ([]*x509.Certificate, error) {
-	return f.chain, f.err
-}
-
-func (f *fixedCA) FetchBundles(context.Context) (*spiffe.BundleSet, error) { return f.set, nil }
-
-func (f *fixedCA) ServiceToken() string { return "" }
 
 // TestAgentFailures has each party of the agent fail; none of what it says is told to the pod.
 func TestAgentFailures(t *testing.T) {
@@ -491,12 +517,8 @@ func TestAgentFailures(t *testing.T) {
 	c := newCluster(t)
 	away := errors.New("a secret reason")
 	other, _ := c.CA.Certificate("/other")
-	answers := func(f *fixedCA) func(ztsclient.Options) (nodeagent.CA, error) {
-		f.set = c.CA.Bundles()
-		return func(o ztsclient.Options) (nodeagent.CA, error) {
-			assert.NotContains(t, fmt.Sprintf("%v %+v %#v", o, o, o), "eyJ")
-			return f, nil
-		}
+	answers := func(chain []*x509.Certificate, err error) func(*nodeagent.Config) {
+		return certifier(func(context.Context, *pki.CSR) ([]*x509.Certificate, error) { return chain, err }).configure
 	}
 	pods := func(edit func(*athenz.Pod)) func(*nodeagent.Config) {
 		return func(cfg *nodeagent.Config) {
@@ -513,45 +535,43 @@ func TestAgentFailures(t *testing.T) {
 	var wg sync.WaitGroup
 	for name, v := range map[string]struct {
 		edit func(*nodeagent.Config)
-		ca   func(ztsclient.Options) (nodeagent.CA, error)
 		code int
 	}{
 		"no kubelet": {func(cfg *nodeagent.Config) {
 			cfg.Pods = func(context.Context, string, string) (*athenz.Pod, error) { return nil, away }
-		}, nil, 500},
+		}, 500},
 		"no pod": {func(cfg *nodeagent.Config) {
 			cfg.Pods = func(context.Context, string, string) (*athenz.Pod, error) { return nil, athenz.ErrNoPod }
-		}, nil, 400},
-		"a namespace without a domain":  {pods(func(p *athenz.Pod) { p.Namespace = "k8s-admin-x" }), nil, 500},
-		"an account that is no service": {pods(func(p *athenz.Pod) { p.ServiceAccount = "a.b" }), nil, 500},
+		}, 400},
+		"a namespace without a domain":  {pods(func(p *athenz.Pod) { p.Namespace = "k8s-admin-x" }), 500},
+		"an account that is no service": {pods(func(p *athenz.Pod) { p.ServiceAccount = "a.b" }), 500},
 		"no signer": {func(cfg *nodeagent.Config) {
 			cfg.Signer = func(context.Context, athenz.PodSubject) (string, error) { return "", away }
-		}, nil, 500},
-		"no ZTS":     {nil, answers(&fixedCA{err: away}), 500},
-		"no chain":   {nil, answers(&fixedCA{}), 500},
-		"nil":        {nil, answers(&fixedCA{chain: []*x509.Certificate{nil}}), 500},
-		"other leaf": {nil, answers(&fixedCA{chain: other}), 500},
-		"no CA": {nil, func(o ztsclient.Options) (nodeagent.CA, error) {
-			if o.Instance.ID == "any" { // of New
-				return nil, nil
-			}
-			return nil, away
+		}, 500},
+		"no ZTS":     {answers(nil, away), 500},
+		"no chain":   {answers(nil, nil), 500},
+		"other leaf": {answers(other, nil), 500},
+		"other names": {certifier(func(ctx context.Context, csr *pki.CSR) ([]*x509.Certificate, error) {
+			return c.CA.Certify(ctx, csr, []pki.SAN{pki.DNSSAN("backend.media-sports.svc.cluster.local")}, time.Hour)
+		}).configure, 500},
+		"no key": {func(cfg *nodeagent.Config) {
+			cfg.NewKey = func() (*rsa.PrivateKey, error) { return nil, away }
 		}, 500},
 		"no SPIFFE ID": {func(cfg *nodeagent.Config) {
 			cfg.SPIFFE = func(athenzname.Service, *athenz.Pod) (spiffe.ID, error) { return spiffe.ID{}, away }
-		}, nil, 500},
+		}, 500},
 		"another's SPIFFE ID": {func(cfg *nodeagent.Config) {
 			cfg.SPIFFE = func(athenzname.Service, *athenz.Pod) (spiffe.ID, error) {
 				return spiffe.ParseID("spiffe://media.sports/sa/root")
 			}
-		}, nil, 500},
+		}, 500},
 		// What the provider refuses, of which only the log has the reason.
-		"another address": {pods(func(p *athenz.Pod) { p.IP = p.IP.Next() }), nil, 500},
-		"another account": {pods(func(p *athenz.Pod) { p.ServiceAccount = "backend" }), nil, 500},
-		"another pod":     {pods(func(p *athenz.Pod) { p.Name = "web-9" }), nil, 500},
+		"another address": {pods(func(p *athenz.Pod) { p.IP = p.IP.Next() }), 500},
+		"another account": {pods(func(p *athenz.Pod) { p.ServiceAccount = "backend" }), 500},
+		"another pod":     {pods(func(p *athenz.Pod) { p.Name = "web-9" }), 500},
 	} {
 		handle := must.Get(c.volumes.Add("/"+name, namespace, "web-0"))(t)
-		agent := newAgent(t, c, v.edit, v.ca)
+		agent := newAgent(t, c, v.edit)
 		wg.Go(func() { // all at once, as a refusal takes a second
 			code, text := call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
 			assert.Equal(t, v.code, code, "%s: %s", name, text)
@@ -567,41 +587,49 @@ func TestAgentFailures(t *testing.T) {
 	} {
 		c.Put("bad-0", pod)
 		handle := must.Get(c.volumes.Add("/bad", namespace, "bad-0"))(t)
-		code, text := call(t, newAgent(t, c, nil, nil), http.MethodPost, "/v1/init/"+handle, nil)
+		code, text := call(t, newAgent(t, c, nil), http.MethodPost, "/v1/init/"+handle, nil)
 		assert.GreaterOrEqual(t, code, 400, name)
 		assert.Contains(t, text, "the pod", name)
 	}
 }
 
-// slowCA is a ZTS whose answers come, if they are to be lost, when the agent waits no more.
-type slowCA struct {
-	nodeagent.CA
-	lose *atomic.Bool
+const timeout = 2 * time.Second
+
+// slowDisk are the roots of ZTS. With them comes, if the answer is to be lost, another user of the volume's directory,
+// who keeps it until the agent waits no more.
+type slowDisk struct {
+	spiffe.BundleSource
+	lose   *atomic.Bool
+	volume *store.Store
 }
 
-func (s slowCA) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
-	set, err := s.CA.FetchBundles(context.WithoutCancel(ctx))
-	if s.lose.Load() {
-		<-ctx.Done()
+func (s slowDisk) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	if busy := make(chan struct{}); s.lose.Load() {
+		go func() {
+			_ = s.volume.Use(func(*store.Folder) error {
+				close(busy)
+				time.Sleep(timeout + timeout/4)
+				return nil
+			})
+		}()
+		<-busy
 	}
-	return set, err
+	return s.BundleSource.Bundle(td)
 }
 
-// TestAgentLateAnswer has ZTS be slow. An answer that comes too late is a failure and not an empty success, and the
-// certificate before the one that ZTS was shown is shown no more.
+// TestAgentLateAnswer has the disk be slow. An answer that comes too late is a failure and not an empty success, and
+// the certificate before the one that ZTS was shown is shown no more.
 func TestAgentLateAnswer(t *testing.T) {
 	rounds.Slow(t)
 	t.Parallel()
 	conformance.Covers(t, "ATH-18-11")
 	c := newCluster(t)
 	var lose atomic.Bool
-	slow := func(o ztsclient.Options) (nodeagent.CA, error) {
-		next, err := nodeagent.NewCA(o)
-		return slowCA{next, &lose}, err
-	}
-	agent := newAgent(t, c, nil, slow)
-	late := newAgent(t, c, func(cfg *nodeagent.Config) { cfg.Timeout = time.Second }, slow)
 	handle := must.Get(c.volumes.Add("/late", namespace, "web-0"))(t)
+	volume := store.New(filepath.Join(string(c.volumes), handle), "", nil)
+	c.config.ZTS.Roots = slowDisk{c.config.ZTS.Roots, &lose, volume}
+	agent := newAgent(t, c, nil)
+	late := newAgent(t, c, func(cfg *nodeagent.Config) { cfg.Timeout = timeout })
 	var held []object
 	ask := func(agent http.Handler, op string, body any, want int) string {
 		t.Helper()
@@ -617,7 +645,7 @@ func TestAgentLateAnswer(t *testing.T) {
 	ask(agent, "init", nil, http.StatusOK)
 	ask(agent, "refresh", held[0], http.StatusOK)
 	lose.Store(true)
-	ask(late, "refresh", held[1], http.StatusInternalServerError)
+	assert.Contains(t, ask(late, "refresh", held[1], http.StatusInternalServerError), "too late")
 	lose.Store(false)
 	assert.Contains(t, ask(agent, "refresh", held[0], http.StatusBadRequest), "superseded")
 	ask(agent, "refresh", held[1], http.StatusOK)
@@ -638,7 +666,7 @@ func TestAgentAnswerLost(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "ATH-7.1-11", "ATH-7.2-8")
 	c := newCluster(t)
-	agent := newAgent(t, c, nil, nil)
+	agent := newAgent(t, c, nil)
 	handle := must.Get(c.volumes.Add("/lost", namespace, "web-0"))(t)
 	agent.ServeHTTP(lost{httptest.NewRecorder()}, httptest.NewRequest(http.MethodPost, "/v1/init/"+handle, nil))
 	c.Keys.Add(t, "v5", athenztest.RSAKey()) // or the document of this second was used
@@ -664,7 +692,7 @@ func TestAgentAnswerLost(t *testing.T) {
 	// A pod that asks too often waits, and others do not.
 	agent = newAgent(t, c, func(cfg *nodeagent.Config) {
 		cfg.Signer = func(context.Context, athenz.PodSubject) (string, error) { return "", errors.New("away") }
-	}, nil)
+	})
 	codes := map[int]int{}
 	often := must.Get(c.volumes.Add("/often", namespace, "web-0"))(t)
 	seldom := must.Get(c.volumes.Add("/seldom", namespace, "web-0"))(t)
@@ -681,11 +709,12 @@ func TestAgentAnswerLost(t *testing.T) {
 
 // virtualConfig is that of an agent without sockets, for tests in virtual time: all of its pods run, and have the address
 // 10.1.2.3.
-func virtualConfig(t testing.TB) nodeagent.Config {
+func virtualConfig(t testing.TB, ca *spiffetest.CA) nodeagent.Config {
 	t.Helper()
 	return nodeagent.Config{
 		Volumes: nodeagent.Volumes(filepath.Join(t.TempDir(), "volumes")), Provider: athenzname.Service{Domain: "k8s.admin", Name: "callback"}, Suffix: athenztest.Suffix,
-		ZTS: ztsclient.Options{Endpoint: caclient.Endpoint{TrustDomain: spiffe.MustParseTrustDomain("athenz.example")}},
+		ZTS: ztsclient.Options{Endpoint: caclient.Endpoint{
+			URL: "https://zts.example", TrustDomain: ca.TrustDomain(), Roots: ca.Bundles()}}, NewKey: twoKeys(),
 		Pods: func(_ context.Context, namespace, name string) (*athenz.Pod, error) {
 			ip := netip.MustParseAddr("10.1.2.3")
 			return &athenz.Pod{Namespace: namespace, Name: name, ServiceAccount: account, IP: ip, IPs: []netip.Addr{ip}, Phase: "Running"}, nil
@@ -699,9 +728,8 @@ func virtualConfig(t testing.TB) nodeagent.Config {
 func TestAgentFailuresHoldNothing(t *testing.T) {
 	rounds.Slow(t)
 	t.Parallel()
-	cfg := virtualConfig(t)
 	synctest.Test(t, func(t *testing.T) {
-		begun := time.Now()
+		cfg, begun := virtualConfig(t, spiffetest.NewCA(t, "athenz.example")), time.Now()
 		var mu sync.Mutex
 		waited := map[string]time.Duration{}
 		cfg.Signer = func(_ context.Context, s athenz.PodSubject) (string, error) {
@@ -710,8 +738,8 @@ func TestAgentFailuresHoldNothing(t *testing.T) {
 			waited[s.Pod] = time.Since(begun)
 			return "x.y.z", nil
 		}
-		agent, err := nodeagent.NewWith(cfg, func(ztsclient.Options) (nodeagent.CA, error) { return &fixedCA{err: errors.New("no consent")}, nil })
-		require.NoError(t, err)
+		zts(func(*http.Request) (*http.Response, error) { return nil, errors.New("no consent") }).configure(&cfg)
+		agent := must.Get(nodeagent.New(cfg))(t)
 		var wg sync.WaitGroup
 		for n := range 10 {
 			pod := fmt.Sprintf("web-%d", n)
@@ -730,26 +758,20 @@ func TestAgentFailuresHoldNothing(t *testing.T) {
 	})
 }
 
-// certifier is ZTS that signs what it is asked to.
-type certifier struct{ *spiffetest.CA }
-
-func (c certifier) Sign(ctx context.Context, csr *pki.CSR, _ time.Duration) ([]*x509.Certificate, error) {
-	return c.Certify(ctx, csr, csr.SANs(), time.Hour)
-}
-
-func (certifier) ServiceToken() string { return "" }
-
 // TestAgentLostRefresh has the answer to a refresh be lost, and the certificate before expire in the outage that follows: the
 // pod has nothing, and may ask for a first identity again. One that has the new certificate may not.
 func TestAgentLostRefresh(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	conformance.Covers(t, "ATH-7.1-11")
-	cfg := virtualConfig(t)
 	synctest.Test(t, func(t *testing.T) {
 		ca := spiffetest.NewCA(t, "athenz.example")
 		ca.EditTemplates(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now(), time.Now().Add(time.Hour) })
-		agent := must.Get(nodeagent.NewWith(cfg, func(ztsclient.Options) (nodeagent.CA, error) { return certifier{ca}, nil }))(t)
+		cfg := virtualConfig(t, ca)
+		certifier(func(ctx context.Context, csr *pki.CSR) ([]*x509.Certificate, error) {
+			return ca.Certify(ctx, csr, csr.SANs(), time.Hour)
+		}).configure(&cfg)
+		agent := must.Get(nodeagent.New(cfg))(t)
 		handle := must.Get(cfg.Volumes.Add("/web-0", namespace, "web-0"))(t)
 		code, text := call(t, agent, http.MethodPost, "/v1/init/"+handle, nil)
 		for _, arrives := range []bool{false, true} {
@@ -906,7 +928,7 @@ func TestNewRefuses(t *testing.T) {
 
 func FuzzAgentRefresh(f *testing.F) {
 	c := newCluster(f)
-	agent := newAgent(f, c, nil, nil)
+	agent := newAgent(f, c, nil)
 	handle := must.Get(c.volumes.Add("/fuzz", namespace, "web-0"))(f)
 	code, text := call(f, agent, http.MethodPost, "/v1/init/"+handle, nil)
 	require.Equal(f, http.StatusOK, code, text)

@@ -1,8 +1,10 @@
 package cafake
 
 import (
+	"bytes"
 	"crypto/subtle"
 	"crypto/x509"
+	"encoding/binary"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -54,6 +56,18 @@ func readJSON(r *http.Request, body any) bool {
 // garbled answers with success and a text.
 func garbled(text string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) })
+}
+
+// Message is a connection to a server that answers each call of gRPC with this message.
+type Message []byte
+
+// RoundTrip implements [http.RoundTripper].
+func (m Message) RoundTrip(r *http.Request) (*http.Response, error) {
+	frame := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(m))), m...)
+	return &http.Response{
+		StatusCode: http.StatusOK, ProtoMajor: 2, Request: r, Body: io.NopCloser(bytes.NewReader(frame)),
+		Header: http.Header{"Content-Type": {"application/grpc"}}, Trailer: http.Header{"Grpc-Status": {"0"}},
+	}, nil
 }
 
 // SameToken compares tokens in constant time.

@@ -1,4 +1,0 @@
-package istioca
-
-// ReadChain reads the texts of an answer.
-var ReadChain = readChain

@@ -1,4 +1,0 @@
-package linkerd
-
-// ReadResponse is readResponse for tests and fuzzing.
-var ReadResponse = readResponse
