@@ -540,7 +540,7 @@ func TestNewCache(t *testing.T) {
 // TestCacheConcurrentUse is for the race detector.
 func TestCacheConcurrentUse(t *testing.T) {
 	t.Parallel()
-	source := &handmade{claim: func(audience []string) string { return claims(fmt.Sprintf("%q", audience[0]), time.Second) }}
+	source := &handmade{claim: func(a []string) string { return claims(fmt.Sprintf("%q", a[0]), time.Second) }}
 	c := must.Get(jwtsvid.NewCache(source, nil))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

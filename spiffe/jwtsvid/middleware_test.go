@@ -53,12 +53,13 @@ func TestMiddleware(t *testing.T) {
 	challenge, invalid := `Bearer realm="jwt-svid"`, `Bearer error="invalid_token"`
 	var log bytes.Buffer
 	var logged error
-	logger := slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+	look := func(_ []string, a slog.Attr) slog.Attr {
 		if a.Key == "err" {
 			logged = a.Value.Any().(error)
 		}
 		return a
-	}}))
+	}
+	logger := slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: look}))
 	h := protect(t, validator(t, bundles(t, ""), jwtsvid.ValidatorOptions{}), spiffe.AllowMembersOf(domain), &jwtsvid.MiddlewareOptions{Logger: logger})
 	for _, c := range []struct {
 		name      string

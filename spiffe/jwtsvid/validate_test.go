@@ -512,7 +512,8 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// What is remembered holds no text that its token came in, nor a bundle that its source has replaced: they may be large, and many.
+// What is remembered holds no text that its token came in, nor a bundle that its source has replaced: they may be
+// large, and many.
 func TestMemoryHoldsLittle(t *testing.T) {
 	t.Parallel()
 	current := bundle(t, "example.org", "example.org")
