@@ -452,11 +452,11 @@ func TestEncodeOnce(t *testing.T) {
 		Identities: func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
 	})
 	request := frame(&wire.X509SVIDRequest{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // the first response is all
 	ask := func(of ...workloadserver.Identity) string {
 		ids = of
-		ctx, cancel := context.WithCancel(t.Context())
-		w := &once{httptest.NewRecorder(), cancel}
-		r := httptest.NewRequestWithContext(ctx, http.MethodPost, service+"FetchX509SVID", bytes.NewReader(request))
+		w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "POST", service+"FetchX509SVID", bytes.NewReader(request))
 		r.ProtoMajor, r.RemoteAddr = 2, "127.0.0.1:1"
 		r.Header = http.Header{"Content-Type": {"application/grpc"}, header: {"true"}}
 		h.ServeHTTP(w, r)
@@ -500,17 +500,6 @@ func TestEncodeOnce(t *testing.T) {
 		ask(a, workloadserver.Identity{SVID: db, Hint: strconv.Itoa(i)})
 	}
 	assert.True(t, collected(old), "with all responses, as there are too many")
-}
-
-// once is a response of which one part is enough.
-type once struct {
-	*httptest.ResponseRecorder
-	cancel func()
-}
-
-func (w *once) Write(p []byte) (int, error) {
-	defer w.cancel()
-	return w.ResponseRecorder.Write(p)
 }
 
 // collected reports whether nothing holds what p points to.
