@@ -6,12 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
+	"weak"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -92,23 +95,33 @@ func TestCacheRefresh(t *testing.T) {
 	}
 }
 
-// A clock that is put back does not keep a token that is in use from being renewed.
+// A clock that is put back does not keep a token that is in use from being renewed: the second bubble begins when the
+// first one did.
 func TestCacheClockPutBack(t *testing.T) {
 	t.Parallel()
-	for _, running := range []bool{false, true} {
-		synctest.Test(t, func(t *testing.T) {
-			c, source := newCache(t, nil)
-			if running {
-				start(t, c)
-			}
+	var c *jwtsvid.Cache
+	var source *mint
+	var due time.Time
+	synctest.Test(t, func(t *testing.T) {
+		c, source = newCache(t, nil)
+		stop := start(t, c)
+		fetch(t, c, "db")
+		source.set(func(m *mint) { m.wait = sleep(time.Hour) })
+		for source.count() < 2 {
+			time.Sleep(time.Second)
 			fetch(t, c, "db")
-			jwtsvid.PutBack(c, time.Hour, "db")
-			every(t, c, time.Second, 152*time.Second)
-			synctest.Wait()
-			assert.Equal(t, 2, source.count())
-			assert.Equal(t, "2", fetch(t, c, "db"))
-		})
-	}
+		}
+		due = time.Now()
+		every(t, c, time.Second, 25*time.Second)
+		stop() // before the attempt fails
+		source.set(func(m *mint) { m.wait = nil })
+	})
+	synctest.Test(t, func(t *testing.T) {
+		every(t, c, time.Second, time.Until(due)+3*time.Second)
+		synctest.Wait()
+		assert.Equal(t, 3, source.count())
+		assert.Equal(t, "3", fetch(t, c, "db"))
+	})
 }
 
 // A caller whose token is cached does not wait, however many audiences it has.
@@ -119,7 +132,7 @@ func TestCacheWithoutLock(t *testing.T) {
 	for _, audience := range [][]string{{"db"}, {"db", "cache"}} {
 		fetch(t, c, audience...)
 		done := make(chan struct{})
-		jwtsvid.Locked(c, func() {
+		_, err := c.Fetch(errFunc{t.Context(), sync.OnceFunc(func() { // while c is locked
 			go func() {
 				defer close(done)
 				_, err := c.Fetch(t.Context(), audience...)
@@ -130,9 +143,21 @@ func TestCacheWithoutLock(t *testing.T) {
 			case <-time.After(time.Minute):
 				assert.Fail(t, "waits for the lock", audience)
 			}
-		})
+		})}, fmt.Sprint(audience))
+		assert.ErrorIs(t, err, context.Canceled)
 		<-done
 	}
+}
+
+// errFunc is a context that calls a function when it is asked whether it is done, which it is.
+type errFunc struct {
+	context.Context
+	f func()
+}
+
+func (c errFunc) Err() error {
+	c.f()
+	return context.Canceled
 }
 
 // TestCacheSlowSource shows that a caller with an old token does not wait for a new one.
@@ -335,14 +360,22 @@ func TestCacheForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, source := newCache(t, nil)
 		start(t, c)
+		var kept weak.Pointer[byte]
+		source.set(func(m *mint) {
+			m.edit = func(token string) string {
+				kept = weak.Make(unsafe.StringData(token))
+				return token
+			}
+		})
 		fetch(t, c, "once")
-		assert.Equal(t, 1, jwtsvid.Entries(c))
 		time.Sleep(5*time.Minute - time.Second)
-		assert.Equal(t, 1, jwtsvid.Entries(c))
+		runtime.GC()
+		assert.NotNil(t, kept.Value())
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		assert.Equal(t, 0, jwtsvid.Entries(c))
+		assert.True(t, collected(kept))
 		assert.Equal(t, 1, source.count())
+		source.set(func(m *mint) { m.edit = nil })
 
 		fetch(t, c, "db")
 		time.Sleep(4 * time.Minute) // unused for long, then used again
@@ -350,11 +383,21 @@ func TestCacheForgets(t *testing.T) {
 		synctest.Wait()
 		assert.Equal(t, "3", fetch(t, c, "db"))
 
-		source.set(func(m *mint) { m.err = errors.New("down") })
+		var last weak.Pointer[net.AddrError]
+		source.set(func(m *mint) {
+			m.wait = func(context.Context) error {
+				err := new(net.AddrError)
+				last = weak.Make(err)
+				return err
+			}
+		})
 		_, err := c.Fetch(t.Context(), "never")
 		assert.Error(t, err)
+		err = nil
+		runtime.GC()
+		assert.NotNil(t, last.Value())
 		time.Sleep(10 * time.Minute)
-		assert.Equal(t, 0, jwtsvid.Entries(c))
+		assert.True(t, collected(last))
 	})
 }
 
@@ -408,7 +451,6 @@ func TestCacheRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c, source := newCache(t, nil)
-		jwtsvid.LetFetch(c, time.Hour)
 		stop := start(t, c)
 		assert.ErrorContains(t, c.Run(t.Context()), "jwtsvid: cache: run: it is already running")
 		fetch(t, c, "db")
@@ -417,9 +459,7 @@ func TestCacheRun(t *testing.T) {
 
 		// Run ends while it fetches: that is no failure, and a caller that waits has another attempt.
 		source.set(func(m *mint) { m.wait = sleep(time.Hour) })
-		time.Sleep(150 * time.Second)
-		synctest.Wait()
-		assert.Equal(t, 2, source.count())
+		source.await(2)
 		time.Sleep(10 * time.Second)
 		stop()
 		source.set(func(m *mint) { m.wait = sleep(time.Second) })
@@ -440,7 +480,6 @@ func TestCacheRunWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log buffer
 		c, source := newCache(t, slog.New(slog.NewTextHandler(&log, nil)))
-		jwtsvid.LetFetch(c, time.Hour)
 		stop := start(t, c)
 		fetch(t, c, "db")
 		time.Sleep(2 * time.Second)
@@ -452,7 +491,7 @@ func TestCacheRunWaits(t *testing.T) {
 				return ctx.Err()
 			}
 		})
-		time.Sleep(3 * time.Minute)
+		source.await(2)
 		begin := time.Now()
 		stop()
 		assert.Equal(t, time.Second, time.Since(begin))
@@ -465,13 +504,13 @@ func TestCacheRunEndsForWaiters(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c, source := newCache(t, nil)
-		jwtsvid.LetFetch(c, time.Hour)
+		source.lifetime = 20 * time.Second
 		stop := start(t, c)
 		fetch(t, c, "db")
 		time.Sleep(2 * time.Second)
 		fetch(t, c, "db")
 		source.set(func(m *mint) { m.wait = sleep(time.Hour) })
-		time.Sleep(5 * time.Minute) // the attempt hangs, and the token ends
+		time.Sleep(20 * time.Second) // the attempt hangs, and the token ends
 		synctest.Wait()
 		require.Equal(t, 2, source.count())
 		var wg sync.WaitGroup
@@ -501,17 +540,16 @@ func TestNewCache(t *testing.T) {
 // TestCacheConcurrentUse is for the race detector.
 func TestCacheConcurrentUse(t *testing.T) {
 	t.Parallel()
-	source := &mint{issuer: issuer(t, jwtsvid.IssuerOptions{Now: time.Now, Lifetime: time.Second})}
+	source := &handmade{claim: func(a []string) string { return claims(fmt.Sprintf("%q", a[0]), time.Second) }}
 	c := must.Get(jwtsvid.NewCache(source, nil))(t)
-	jwtsvid.KeepAtMost(c, 2)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var run, wg sync.WaitGroup
 	run.Go(func() { assert.NoError(t, c.Run(ctx)) })
 	for g := range 4 {
 		wg.Go(func() {
-			for i := range 50 {
-				_, err := c.Fetch(t.Context(), fmt.Sprint((g+i)%4))
+			for i := range 520 { // each audience twice at about the same time, and more of them than are kept
+				_, err := c.Fetch(t.Context(), fmt.Sprint(i, g/2))
 				if err != nil { // the token may end the moment that it arrives
 					assert.ErrorContains(t, err, "compare the clocks")
 				}

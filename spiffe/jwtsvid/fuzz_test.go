@@ -94,7 +94,7 @@ func FuzzSigned(f *testing.F) {
 		}
 		proof, err := validator(t, set, jwtsvid.ValidatorOptions{}).Validate(token)
 		if err == nil {
-			agrees(t, proof, key.Public())
+			agrees(t, proof, token, key.Public())
 		}
 		want := refHeader(header)
 		if want == nil {

@@ -93,6 +93,13 @@ func (m *mint) count() int {
 	return m.fetched
 }
 
+// await waits, in a bubble, until m was asked for n tokens.
+func (m *mint) await(n int) {
+	for m.count() < n {
+		time.Sleep(time.Second)
+	}
+}
+
 // parts decodes the header and the payload of a token.
 func parts(t testing.TB, token string) (header, payload string) {
 	t.Helper()

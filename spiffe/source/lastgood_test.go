@@ -126,8 +126,7 @@ func TestRestartDuringAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t)
 		l, stop := w.start(t)
-		st := l.Status()
-		assert.True(t, st.Live)
+		st := statusOf(l)
 		assert.False(t, st.InUse)
 		assert.ErrorContains(t, st.Refused, "no such file")
 		before := serial(t, l)
@@ -139,8 +138,7 @@ func TestRestartDuringAnOutage(t *testing.T) {
 		began := time.Now()
 		l, _ = w.start(t)
 		assert.Less(t, time.Since(began), time.Second, "it does not wait for the agent")
-		st = l.Status()
-		assert.False(t, st.Live)
+		st = statusOf(l)
 		assert.True(t, st.InUse)
 		assert.NoError(t, st.Refused)
 		assert.NoError(t, st.Err)
@@ -163,8 +161,7 @@ func TestRestartDuringAnOutage(t *testing.T) {
 		w.api.Rotate()
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		st = l.Status()
-		assert.True(t, st.Live)
+		st = statusOf(l)
 		assert.False(t, st.InUse)
 		assert.NotEqual(t, before, serial(t, l))
 		require.NoError(t, handshake(t, l, l))
@@ -237,7 +234,7 @@ func TestStoredEnds(t *testing.T) {
 				_, err = l.Bundle(td)
 				assert.Equal(t, test.bundles, err == nil, "%v", err)
 				assert.Equal(t, test.bundles, l.Bundles().Len() == 1)
-				assert.Equal(t, test.bundles, l.Status().InUse)
+				assert.Equal(t, test.bundles, statusOf(l).InUse)
 				require.Error(t, must.Err(l.SVID()))
 				require.NoError(t, l.Close())
 				require.NoError(t, <-done)
@@ -266,7 +263,7 @@ func TestMaxAgeWhileRunning(t *testing.T) {
 				_, svid := l.SVID()
 				ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
 				defer cancel()
-				return []bool{bundle == nil, l.Bundles().Len() == 1, l.Status().InUse, l.Ready(ctx) == nil, snapshot == nil, svid == nil}
+				return []bool{bundle == nil, l.Bundles().Len() == 1, statusOf(l).InUse, l.Ready(ctx) == nil, snapshot == nil, svid == nil}
 			}
 			good := []bool{true, true, true, true, !bundlesOnly, !bundlesOnly}
 			require.Equal(t, good, has())
@@ -288,18 +285,18 @@ func TestStaysYoung(t *testing.T) {
 		l, stop := w.start(t)
 		time.Sleep(4 * time.Hour)
 		synctest.Wait()
-		assert.WithinDuration(t, time.Now(), l.Status().Saved, w.cfg.MaxAge/10+time.Second)
+		assert.WithinDuration(t, time.Now(), statusOf(l).Saved, w.cfg.MaxAge/10+time.Second)
 		stop()
 		w.api.Drop()
 		time.Sleep(time.Hour)
 		l, stop = w.start(t)
-		saved := l.Status().Saved
+		saved := statusOf(l).Saved
 		// What was only loaded does not get younger, however often the program starts.
 		for range 5 {
 			stop()
 			time.Sleep(11 * time.Minute)
 			l, stop = w.start(t)
-			assert.Equal(t, saved, l.Status().Saved)
+			assert.Equal(t, saved, statusOf(l).Saved)
 		}
 		stop()
 		time.Sleep(11 * time.Minute)
@@ -329,7 +326,7 @@ func TestWithdrawn(t *testing.T) {
 		require.ErrorIs(t, must.Err(l.Bundle(td)), workloadapi.ErrDenied)
 		assert.Zero(t, l.Bundles().Len())
 		assert.Zero(t, files(w))
-		assert.ErrorContains(t, l.Status().Refused, "was deleted")
+		assert.ErrorContains(t, statusOf(l).Refused, "was deleted")
 		w.api.Drop() // and is away again
 		time.Sleep(10 * time.Minute)
 		require.Error(t, must.Err(l.SVID()))
@@ -411,11 +408,11 @@ func TestDamaged(t *testing.T) {
 				l, stop := w.start(t)
 				serial(t, l)
 				if name == "a directory of another" {
-					assert.ErrorIs(t, l.Status().Err, private.ErrUnsafe)
+					assert.ErrorIs(t, statusOf(l).Err, private.ErrUnsafe)
 					assert.Contains(t, w.log.String(), "was not stored")
 					return
 				}
-				assert.NoError(t, l.Status().Err)
+				assert.NoError(t, statusOf(l).Err)
 				stop()
 				w.api.Drop()
 				l, _ = w.start(t)
@@ -465,7 +462,7 @@ func TestBundlesOnly(t *testing.T) {
 		stop()
 		w.api.Drop()
 		l, _ := w.start(t)
-		assert.True(t, l.Status().InUse)
+		assert.True(t, statusOf(l).InUse)
 		b := must.Get(l.Bundle(td))(t)
 		assert.True(t, sameRoots(b, w.ca.Bundle()))
 		require.ErrorIs(t, must.Err(l.SVID()), spiffe.ErrNotReady)
@@ -473,7 +470,7 @@ func TestBundlesOnly(t *testing.T) {
 		w.api.Mend()
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		assert.True(t, l.Status().Live)
+		assert.False(t, statusOf(l).InUse)
 		b = must.Get(l.Bundle(td))(t)
 		assert.True(t, sameRoots(b, w.ca.Bundle()))
 		assert.Equal(t, 1, l.Bundles().Len())
@@ -610,13 +607,15 @@ func FuzzStored(f *testing.F) {
 		live.Fail(errors.New("away"))
 		l, err := source.NewLastGood(source.LastGoodConfig{Source: live, Dir: dir, MaxAge: 100 * 365 * 24 * time.Hour, Identity: true})
 		require.NoError(t, err)
-		source.Load(t.Context(), l)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.NoError(t, l.Run(ctx)) // it loads first
 		if snap, err := l.Snapshot(); err == nil {
 			svid := must.Get(snap.SVID())(t)
 			v := must.Get(spiffe.NewVerifier(snap, spiffe.AllowIDs(svid.ID()), nil))(t)
 			must.Get(v.VerifyChain(svid.Chain(), spiffe.AnyRole))(t)
 		} else {
-			require.Error(t, l.Status().Refused)
+			require.Error(t, statusOf(l).Refused)
 		}
 		live.Fail(nil)
 		require.Equal(t, serial(t, live), serial(t, l))

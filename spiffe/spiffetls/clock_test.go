@@ -61,7 +61,7 @@ func TestRequirePeerByItsClock(t *testing.T) {
 			now.Store(ends.Add(time.Second).UnixNano())
 			code, closes := ask()
 			require.Equal(t, http.StatusForbidden, code, "%s, after its end", name)
-			assert.Equal(t, "proof_expired", one(t, &failures).Kind)
+			assert.Equal(t, tally{"request proof_expired": 1}, failuresOf(t, &failures))
 			assert.Equal(t, protocol != nil, closes, "by HTTP/2 the connection ends, and no header says so")
 			now.Store(start.UnixNano())
 			code, _ = ask()

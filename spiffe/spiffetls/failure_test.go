@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -26,13 +28,48 @@ import (
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
+// failure is the last one of a kind, as it is reported.
+type failure struct {
+	Kind   string // as in a tally
+	Count  int
+	Last   time.Time
+	Remote string
+	Err    error
+}
+
+var problem = regexp.MustCompile("^spiffetls: (?:handshake failed|request denied): from (.*?) at ([0-9TZ:-]+): ")
+
 // one returns the only failure of a log.
-func one(t *testing.T, l *spiffetls.Metrics) spiffetls.Failure {
+func one(t *testing.T, l *spiffetls.Metrics) (f failure) {
 	t.Helper()
-	kept, total := l.Failures()
-	require.Len(t, kept, 1, "%v", kept)
-	require.Equal(t, kept[0].Count, total)
-	return kept[0]
+	all := l.Report().Problems
+	require.Len(t, all, 1)
+	m := problem.FindStringSubmatch(all[0].Error())
+	require.NotNil(t, m, all[0].Error())
+	f.Remote, f.Last, f.Err = m[1], must.Get(time.Parse(time.RFC3339, m[2]))(t), errors.Unwrap(all[0])
+	for kind, n := range failuresOf(t, l) {
+		require.Zero(t, f.Count)
+		f.Kind, f.Count = kind, n
+	}
+	return f
+}
+
+// failuresOf returns what m has counted, without what went well.
+func failuresOf(t testing.TB, m *spiffetls.Metrics) tally {
+	t.Helper()
+	got := tallyOf(t, m)
+	maps.DeleteFunc(got, func(kind string, _ int) bool {
+		return strings.HasSuffix(kind, " full") || strings.HasSuffix(kind, " resumed")
+	})
+	return got
+}
+
+// ruleOf returns the rule and the ID of a refusal.
+func ruleOf(err error) (rule, id string) {
+	if ve, ok := errors.AsType[*spiffe.VerifyError](err); ok {
+		rule, id = ve.Rule, ve.ID.String()
+	}
+	return rule, id
 }
 
 // TestHandshakeErrors looks at both sides of each failure.
@@ -47,13 +84,13 @@ func TestHandshakeErrors(t *testing.T) {
 	}), ca.Bundles())
 	for _, version := range versions {
 		for name, c := range map[string]struct {
-			other  *party
-			mine   bool // the identity that is missing is this side's
-			kind   string
-			rule   string
-			domain string
+			other *party
+			mine  bool // the identity that is missing is this side's
+			kind  string
+			rule  string
+			id    string
 		}{
-			"stranger":    {other: stranger, kind: "unknown_trust_domain", rule: "X5-38", domain: "other.test"},
+			"stranger":    {other: stranger, kind: "unknown_trust_domain", rule: "X5-38", id: "spiffe://other.test/stranger"},
 			"no identity": {other: expired, mine: true, kind: "no_identity"},
 		} {
 			for _, server := range []bool{true, false} {
@@ -85,22 +122,19 @@ func TestHandshakeErrors(t *testing.T) {
 					assert.Error(t, theirs.err)
 
 					f := one(t, &failures)
-					assert.Equal(t, map[bool]string{true: "server", false: "client"}[server], f.Side)
-					assert.Equal(t, c.kind, f.Kind)
-					assert.Equal(t, c.rule, f.Rule)
-					if c.domain == "" {
-						assert.True(t, f.ID.IsZero())
+					assert.Equal(t, map[bool]string{true: "server", false: "client"}[server]+" failed "+c.kind, f.Kind)
+					rule, id := ruleOf(f.Err)
+					assert.Equal(t, c.rule, rule)
+					assert.Equal(t, c.id, id)
+					if c.id == "" {
 						assert.ErrorContains(t, e, "spiffetls: no identity to present: ")
 					} else {
-						assert.Equal(t, c.domain, f.ID.TrustDomain().String())
-						assert.Equal(t, "spiffe://other.test/stranger", f.ID.String())
 						assert.ErrorContains(t, e, map[bool]string{true: "spiffetls: the client is refused: verify peer", false: "spiffetls: the server is refused: verify peer"}[server])
 					}
-					assert.Equal(t, e.Error(), f.Err)
+					assert.Equal(t, e, f.Err)
 					switch {
 					case server:
-						kept, _ := others.Failures()
-						assert.Empty(t, kept, "the client of a refusal was content, or only saw an alert")
+						assert.Empty(t, failuresOf(t, &others), "the client of a refusal was content, or only saw an alert")
 					case !c.mine:
 						assert.Equal(t, "at.test", f.Remote)
 					}
@@ -144,7 +178,7 @@ func TestClockIsSuspected(t *testing.T) {
 			err := config.VerifyConnection(tls.ConnectionState{PeerCertificates: chain})
 			e, ok := errors.AsType[*spiffetls.HandshakeError](err)
 			require.True(t, ok, "%v", err)
-			assert.Equal(t, e.Error(), one(t, &failures).Err)
+			assert.Equal(t, e, one(t, &failures).Err)
 			if c.clock != "" {
 				assert.True(t, strings.HasSuffix(e.Error(), "; "+c.clock), e.Error())
 			} else {
@@ -167,9 +201,8 @@ func TestFailures(t *testing.T) {
 	s := configured(t, ca, spiffe.AllowIDs(ca.SVID("/web").ID()), &spiffetls.Config{Metrics: &failures})
 	url := serve(t, s, nil)
 	assert.Equal(t, "2 spiffe://example.org/web", get(t, clientOf(t, ca, "/web", &spiffetls.Config{Metrics: &clients}), url))
-	kept, total := failures.Failures()
-	assert.Empty(t, kept)
-	assert.Zero(t, total)
+	assert.Empty(t, failuresOf(t, &failures))
+	assert.Empty(t, failures.Report().Problems)
 
 	for range 3 {
 		_, err := clientOf(t, ca, "/other", http1).Get(url)
@@ -177,9 +210,9 @@ func TestFailures(t *testing.T) {
 	}
 	f := one(t, &failures)
 	assert.EqualValues(t, 3, f.Count, "one host, many ports")
-	assert.Equal(t, "denied", f.Kind)
-	assert.Equal(t, "spiffe://example.org/other", f.ID.String())
-	assert.Equal(t, "server", f.Side)
+	assert.Equal(t, "server failed denied", f.Kind)
+	_, id := ruleOf(f.Err)
+	assert.Equal(t, "spiffe://example.org/other", id)
 	assert.Regexp(t, `^127\.0\.0\.1:\d+$`, f.Remote)
 	assert.WithinDuration(t, time.Now(), f.Last, time.Minute)
 
@@ -190,27 +223,22 @@ func TestFailures(t *testing.T) {
 	_, err = (&http.Client{Transport: transport}).Get(url)
 	verifyError(t, err, "chain")
 	f = one(t, &clients)
-	assert.Equal(t, "client", f.Side)
+	assert.Equal(t, "client failed unknown_authority", f.Kind)
 	assert.Equal(t, strings.TrimPrefix(url, "https://"), f.Remote, "where it was")
-	assert.Equal(t, "X5-31", f.Rule)
-	require.EventuallyWithT(t, func(t *assert.CollectT) {
-		kept, _ := failures.Failures()
-		require.Len(t, kept, 2)
-		assert.Equal(t, "not_verified", kept[0].Kind)
-		assert.Contains(t, kept[0].Err, "the handshake ended before the client was verified")
-	}, time.Minute, time.Millisecond)
+	rule, _ := ruleOf(f.Err)
+	assert.Equal(t, "X5-31", rule)
+	counted(t, &failures, tally{"server full": 1, "server failed denied": 3, "server failed not_verified": 1})
+	kept := failures.Report().Problems
+	require.Len(t, kept, 2)
+	assert.ErrorContains(t, kept[0], "the handshake ended before the client was verified")
 	conn, err := tls.Dial("tcp", strings.TrimPrefix(url, "https://"), &tls.Config{InsecureSkipVerify: true})
 	if err == nil {
 		_, err = conn.Read(make([]byte, 1))
 		_ = conn.Close()
 	}
 	require.Error(t, err)
-	require.EventuallyWithT(t, func(t *assert.CollectT) {
-		kept, total := failures.Failures()
-		require.Len(t, kept, 2)
-		assert.EqualValues(t, 2, kept[0].Count)
-		assert.EqualValues(t, 5, total)
-	}, time.Minute, time.Millisecond)
+	counted(t, &failures, tally{"server full": 1, "server failed denied": 3, "server failed not_verified": 2})
+	assert.Len(t, failures.Report().Problems, 2)
 
 	// A client that has a stolen certificate without its key.
 	thief := bare(ca.SVID("/web").Chain(), ca.SVID("/thief").Signer())
@@ -220,13 +248,13 @@ func TestFailures(t *testing.T) {
 		_ = conn.Close()
 	}
 	require.Error(t, err)
-	require.EventuallyWithT(t, func(t *assert.CollectT) {
-		kept, _ := failures.Failures()
-		require.Len(t, kept, 3)
-		assert.Equal(t, "not_proven", kept[0].Kind)
-		assert.Contains(t, kept[0].Err, "does not hold its key")
-		assert.Contains(t, kept[0].Err, "spiffe://example.org/web")
-	}, time.Minute, time.Millisecond)
+	counted(t, &failures, tally{
+		"server full": 1, "server failed denied": 3, "server failed not_verified": 2, "server failed not_proven": 1,
+	})
+	kept = failures.Report().Problems
+	require.Len(t, kept, 3)
+	assert.ErrorContains(t, kept[0], "does not hold its key")
+	assert.ErrorContains(t, kept[0], "spiffe://example.org/web")
 }
 
 // TestDialMetrics: what a transport meets before a peer is verified.
@@ -254,9 +282,9 @@ func TestDialFailures(t *testing.T) {
 	_, err = client.Get("https://" + old.Addr().String())
 	require.Error(t, err)
 	f := one(t, &failures)
-	assert.Equal(t, "refused", f.Kind)
+	assert.Equal(t, "client failed refused", f.Kind)
 	assert.Equal(t, old.Addr().String(), f.Remote)
-	assert.Contains(t, f.Err, "protocol version")
+	assert.ErrorContains(t, f.Err, "protocol version")
 
 	transport.DialContext = nil // the caller's to change; net/http has a dialler of its own then
 	closed := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -283,7 +311,7 @@ func TestHandshakeTimeout(t *testing.T) {
 		assert.Equal(t, 10*time.Second, time.Since(start))
 		f := one(t, &failures)
 		assert.Equal(t, "silent.test:443", f.Remote)
-		assert.Equal(t, "timeout", f.Kind)
+		assert.Equal(t, "client failed timeout", f.Kind)
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -339,12 +367,10 @@ func TestRequirePeer(t *testing.T) {
 		allowed(opsClient, "/live", false)
 		require.NoError(t, live.Set(spiffe.AllowIDs(ops.ID())))
 	}
-	kept, total := failures.Failures()
-	assert.EqualValues(t, 6, total)
-	require.Len(t, kept, 1)
-	assert.Equal(t, "denied", kept[0].Kind)
-	assert.Contains(t, kept[0].Err, "not allowed by policy, which allows ")
-	assert.False(t, kept[0].ID.IsZero())
+	f := one(t, &failures)
+	assert.Equal(t, 6, f.Count)
+	assert.Equal(t, "request denied", f.Kind)
+	assert.ErrorContains(t, f.Err, "not allowed by policy, which allows ")
 
 	// A request that came by another way has no peer.
 	any := must.Get(spiffetls.RequirePeer(spiffe.AllowAnyPeer(), who))(t)

@@ -308,7 +308,7 @@ func TestServerGovernor(t *testing.T) {
 				}
 				w := open(t, nil, self, source, allow)
 				good, bad := w.crowd(home.SVID("/good"), both, spiffetls.Config{}), w.crowd(other.SVID("/bad"), both, spiffetls.Config{})
-				require.Equal(t, spiffetls.GovernorStatus{Open: 8}, w.g.Status())
+				require.Equal(t, governorStatus{Open: 8}, statusOf(t, w.g))
 				after(time.Minute + 10*time.Second)
 				good.unharmed(t)
 				bad.unharmed(t)
@@ -328,11 +328,11 @@ func TestServerGovernor(t *testing.T) {
 				}
 				after(bound + jitter + quiet)
 				bad.requireOpen(t, false, true, "idle connections went, busy ones have grace")
-				require.Equal(t, spiffetls.GovernorStatus{Open: 6, Draining: 2, Ended: 2}, w.g.Status())
+				require.Equal(t, governorStatus{Open: 6, Draining: 2, Ended: 2}, statusOf(t, w.g))
 				after(grace)
 				bad.requireOpen(t, false, false, "the bound is over")
 				bad.cutOff(t)
-				require.Equal(t, spiffetls.GovernorStatus{Open: 4, Ended: 4}, w.g.Status())
+				require.Equal(t, governorStatus{Open: 4, Ended: 4}, statusOf(t, w.g))
 				good.unharmed(t)
 				close(w.release)
 				for _, wait := range good.waiting {
@@ -366,7 +366,7 @@ func TestBusyConnectionsEndAfterTheirWork(t *testing.T) {
 		}
 		after(quiet + pause + instant)
 		bad.requireOpen(t, false, false, "and went when they were done")
-		require.Equal(t, spiffetls.GovernorStatus{Ended: 4}, w.g.Status())
+		require.Equal(t, governorStatus{Ended: 4}, statusOf(t, w.g))
 	})
 }
 
@@ -380,7 +380,7 @@ func TestClientGovernor(t *testing.T) {
 		mine := announcing(newParty(other.SVID("/mine"), both))
 		losing := w.crowd(mine, mine, spiffetls.Config{Governor: g})
 		keeping := w.crowd(other.SVID("/other"), both, spiffetls.Config{Governor: g})
-		require.Equal(t, spiffetls.GovernorStatus{Open: 8}, g.Status())
+		require.Equal(t, governorStatus{Open: 8}, statusOf(t, g))
 		after(time.Minute)
 		losing.unharmed(t)
 		mine.learn(other.Bundles())
@@ -392,7 +392,7 @@ func TestClientGovernor(t *testing.T) {
 		losing.requireOpen(t, false, false, "the bound is over")
 		losing.cutOff(t)
 		keeping.unharmed(t)
-		require.Equal(t, spiffetls.GovernorStatus{Open: 4, Ended: 4}, g.Status())
+		require.Equal(t, governorStatus{Open: 4, Ended: 4}, statusOf(t, g))
 		_, err := losing.idle[0].Get("https://server.test/")
 		assert.ErrorIs(t, err, spiffe.ErrUnknownTrustDomain)
 
@@ -401,7 +401,7 @@ func TestClientGovernor(t *testing.T) {
 			c.CloseIdleConnections()
 		}
 		synctest.Wait()
-		assert.Equal(t, 2, g.Status().Open)
+		assert.Equal(t, 2, statusOf(t, g).Open)
 		close(w.release)
 		for _, wait := range keeping.waiting {
 			body, err := wait()
@@ -419,10 +419,10 @@ func TestClosedByClient(t *testing.T) {
 		for _, opts := range []*spiffetls.Config{nil, http1} {
 			c := w.caller(ca.SVID("/client"), ca.Bundles(), opts)
 			c.ask()
-			require.Equal(t, 1, w.g.Status().Open)
+			require.Equal(t, 1, statusOf(t, w.g).Open)
 			c.CloseIdleConnections()
 			synctest.Wait()
-			require.Zero(t, w.g.Status())
+			require.Zero(t, statusOf(t, w.g))
 		}
 	})
 }
@@ -472,7 +472,7 @@ func TestSlowFirstByte(t *testing.T) {
 		mine.learn(spiffetest.NewCA(t, "example.org").Bundles())
 		after(grace - 12*time.Second - instant)
 		require.True(t, c.isOpen())
-		require.Equal(t, 1, g.Status().Draining)
+		require.Equal(t, 1, statusOf(t, g).Draining)
 		after(silence + 2*instant)
 		require.False(t, c.isOpen())
 	})
@@ -502,7 +502,7 @@ func TestClosedInTheHandshake(t *testing.T) {
 	_ = client.HandshakeContext(t.Context())
 	wg.Wait()
 	_ = client.Close()
-	assert.Zero(t, g.Status().Open)
+	assert.Zero(t, statusOf(t, g).Open)
 }
 
 // policyFunc is a PolicySource that is a func.
@@ -584,7 +584,7 @@ func TestSlowAnswer(t *testing.T) {
 			mine.learn(spiffetest.NewCA(t, "example.org").Bundles())
 			after(10 * time.Second)
 			require.True(t, c.isOpen())
-			require.Equal(t, 1, g.Status().Draining)
+			require.Equal(t, 1, statusOf(t, g).Draining)
 			after(8 * time.Second)
 			require.True(t, c.isOpen())
 			after(silence)
@@ -683,7 +683,7 @@ func TestDisprovedDoesNotOutliveTheProof(t *testing.T) {
 				assert.LessOrEqual(t, c.last().ended.Load().Sub(start), 20*time.Second)
 			}
 		}
-		assert.Zero(t, w.g.Status().Open)
+		assert.Zero(t, statusOf(t, w.g).Open)
 	})
 }
 
@@ -700,7 +700,7 @@ func TestClockLeaps(t *testing.T) {
 		leap.Store(int64(2 * time.Hour))
 		after(time.Minute)
 		crowd.requireOpen(t, false, false, "over")
-		assert.Zero(t, w.g.Status().Open)
+		assert.Zero(t, statusOf(t, w.g).Open)
 	})
 }
 
@@ -753,12 +753,12 @@ func TestSpread(t *testing.T) {
 		after(pause)
 		peers.learn(home.Bundles())
 		after(30 * time.Second)
-		left := w.g.Status().Open
+		left := statusOf(t, w.g).Open
 		assert.Greater(t, left, 2, "not all in one moment")
 		assert.Less(t, left, 22)
 		peers.learn(both)
 		after(time.Hour / 2)
-		assert.Equal(t, left, w.g.Status().Open, "trusted again")
+		assert.Equal(t, left, statusOf(t, w.g).Open, "trusted again")
 	})
 }
 
@@ -805,7 +805,7 @@ func TestChangeDuringHandshake(t *testing.T) {
 		}
 		after(pause + instant)
 		require.False(t, c.isOpen())
-		assert.Zero(t, w.g.Status().Open)
+		assert.Zero(t, statusOf(t, w.g).Open)
 	})
 }
 
@@ -888,7 +888,7 @@ func TestRestlessSourceEndsConnections(t *testing.T) {
 		}
 		self.learn(home.Bundles())
 		after(pause + jitter + instant)
-		assert.Zero(t, w.g.Status().Open)
+		assert.Zero(t, statusOf(t, w.g).Open)
 	})
 }
 
@@ -933,7 +933,7 @@ func TestHijackedConnection(t *testing.T) {
 		_, err := io.ReadFull(rw, buf)
 		require.Error(t, err)
 		assert.WithinRange(t, time.Now(), start.Add(grace), start.Add(pause+grace))
-		assert.Zero(t, w.g.Status().Open)
+		assert.Zero(t, statusOf(t, w.g).Open)
 	})
 }
 
@@ -955,8 +955,8 @@ func TestForgottenConnection(t *testing.T) {
 			runtime.GC()
 			after(time.Minute)
 		}
-		assert.Zero(t, w.g.Status().Open)
-		assert.Zero(t, w.g.Status().Ended)
+		assert.Zero(t, statusOf(t, w.g).Open)
+		assert.Zero(t, statusOf(t, w.g).Ended)
 	})
 }
 
@@ -1005,19 +1005,19 @@ func TestListener(t *testing.T) {
 		for _, c := range []*tls.Conn{good, bad, closing} {
 			require.NoError(t, echo(c))
 		}
-		require.Equal(t, 3, g.Status().Open)
+		require.Equal(t, 3, statusOf(t, g).Open)
 		require.NoError(t, closing.Close())
 		synctest.Wait()
-		require.Equal(t, 2, g.Status().Open, "a closed connection is no longer counted")
+		require.Equal(t, 2, statusOf(t, g).Open, "a closed connection is no longer counted")
 
 		peers.learn(home.Bundles())
 		after(pause + instant)
 		require.NoError(t, echo(bad), "its use is not known yet")
-		require.Equal(t, 1, g.Status().Draining)
+		require.Equal(t, 1, statusOf(t, g).Draining)
 		after(grace)
 		require.Error(t, echo(bad))
 		require.NoError(t, echo(good))
-		require.Equal(t, spiffetls.GovernorStatus{Open: 1, Ended: 1}, g.Status())
+		require.Equal(t, governorStatus{Open: 1, Ended: 1}, statusOf(t, g))
 
 		// A thief is verified, and yet gets no connection.
 		thief := bare(home.SVID("/stolen").Chain(), home.SVID("/thief").Signer())
@@ -1028,7 +1028,7 @@ func TestListener(t *testing.T) {
 		assert.Error(t, err)
 		_ = conn.Close()
 		synctest.Wait()
-		assert.Equal(t, 1, g.Status().Open)
+		assert.Equal(t, 1, statusOf(t, g).Open)
 	})
 }
 
@@ -1076,9 +1076,9 @@ func TestDrainMethod(t *testing.T) {
 				after(pause + instant)
 				require.Len(t, told, 1)
 				after(grace - pause - 3*instant)
-				require.Equal(t, spiffetls.GovernorStatus{Open: 1, Draining: 1}, g.Status(), "it is not idle by its silence")
+				require.Equal(t, governorStatus{Open: 1, Draining: 1}, statusOf(t, g), "it is not idle by its silence")
 				after(pause + 4*instant)
-				require.Equal(t, spiffetls.GovernorStatus{Ended: 1}, g.Status())
+				require.Equal(t, governorStatus{Ended: 1}, statusOf(t, g))
 				require.Len(t, told, 1)
 			})
 		})
@@ -1104,7 +1104,7 @@ func TestUngovernedIsRefused(t *testing.T) {
 	s, c := connect(t, server.TLSConfig, p.client(t, spiffe.AllowAnyPeer(), nil))
 	assert.ErrorContains(t, s.err, "not accepted by the configured server")
 	assert.Error(t, c.err)
-	assert.Zero(t, g.Status().Open)
+	assert.Zero(t, statusOf(t, g).Open)
 }
 
 func TestGovernorOptions(t *testing.T) {

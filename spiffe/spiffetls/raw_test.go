@@ -173,9 +173,9 @@ func TestMaxHandshakes(t *testing.T) {
 		assert.Fail(t, "one within the bound was closed")
 	case <-time.After(20 * time.Millisecond):
 	}
-	_, total := failures.Failures()
-	assert.EqualValues(t, 2, total)
-	assert.Contains(t, one(t, &failures).Err, "closed before its handshake")
+	f := one(t, &failures)
+	assert.Equal(t, 2, f.Count)
+	assert.ErrorContains(t, f.Err, "closed before its handshake")
 }
 
 // TestHandshakesCountUntilTheyEnd: more clients than MaxHandshakes are served and refused one after the other,
@@ -237,8 +237,8 @@ func TestRefusedClientIsNoErrorOfAccept(t *testing.T) {
 	conn := must.Get(dialerOf(t, ca, spiffe.AllowIDs(dbID), nil).Client(t.Context(), below, "db"))(t)
 	defer conn.Close()
 	assert.Equal(t, "spiffe://example.org/web", line(t, conn))
-	_, total := failures.Failures()
-	assert.EqualValues(t, 3, total)
+	want := tally{"server failed expired": 1, "server failed unknown_authority": 1, "server failed wrong_role": 1}
+	assert.Equal(t, want, failuresOf(t, &failures))
 }
 
 // flaky is a listener whose Accept fails as often as a test says.
@@ -333,11 +333,11 @@ func TestGovernorEndsRawConnections(t *testing.T) {
 				below := must.Get(inner.Dial(t.Context()))(t)
 				conn := must.Get(dialerOf(t, ca, &allow, client).Client(t.Context(), below, "db"))(t)
 				line(t, conn)
-				assert.Equal(t, 1, g.Status().Open)
+				assert.Equal(t, 1, statusOf(t, g).Open)
 				require.NoError(t, allow.Set(spiffe.AllowIDs(billingID)))
 				_, err := conn.Read(make([]byte, 1))
 				assert.Error(t, err)
-				assert.Equal(t, spiffetls.GovernorStatus{Ended: 1}, g.Status())
+				assert.Equal(t, governorStatus{Ended: 1}, statusOf(t, g))
 				_ = conn.Close()
 			})
 		})

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"runtime"
 	"strconv"
@@ -19,6 +20,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -26,6 +28,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/secretcache"
@@ -85,6 +88,17 @@ func snapshot(t testing.TB, svid *spiffe.SVID, domains ...domain) *spiffe.Snapsh
 	return spiffe.NewSnapshot(svid, must.Get(spiffe.NewBundleSet(bundles...))(t))
 }
 
+// fixed returns a Provider that always has the same snapshot.
+func fixed(s *spiffe.Snapshot) workloadserver.Provider { return fixedSnapshot{s} }
+
+type fixedSnapshot struct{ snap *spiffe.Snapshot }
+
+func (f fixedSnapshot) Snapshot() (*spiffe.Snapshot, error) { return f.snap, nil }
+func (f fixedSnapshot) Changed() <-chan struct{}            { return nil }
+
+// streams returns how many streams are open and calls are being answered.
+func streams(h *workloadserver.Handler) int { return h.Report().Servers[0].Streams }
+
 func handler(t testing.TB, p workloadserver.Provider, opts *workloadserver.Options) *workloadserver.Handler {
 	t.Helper()
 	h := must.Get(workloadserver.NewHandler(p, opts))(t)
@@ -121,7 +135,7 @@ func TestHandler(t *testing.T) {
 			workloadtest.SameRoots(t, home, must.Get(got.Bundle(home.TrustDomain()))(t))
 		}
 		same()
-		assert.Equal(t, 2, h.Streams())
+		assert.Equal(t, 2, streams(h))
 		assert.Equal(t, 1, updatesOf(s, "x509"))
 		time.Sleep(10 * time.Minute)
 		assert.Equal(t, 1, updatesOf(s, "x509"), "nothing has changed")
@@ -135,7 +149,7 @@ func TestHandler(t *testing.T) {
 		assert.Equal(t, 1, updatesOf(s, "jwt"))
 		require.NoError(t, stop())
 		synctest.Wait()
-		assert.Zero(t, h.Streams())
+		assert.Zero(t, streams(h))
 		cancel()
 		<-done
 	})
@@ -173,7 +187,7 @@ func TestHeaderRequired(t *testing.T) {
 	conformance.Covers(t, "WEP-6", "AMB-13", "DIV-13")
 	home := workloadtest.NewDomain(t, "example.org")
 	asked := false
-	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
+	h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
 		Identities:   func(context.Context) ([]workloadserver.Identity, error) { asked = true; return nil, nil },
 		IssueJWTSVID: new(tokens).IssueJWTSVID, ValidateJWTSVID: new(tokens).ValidateJWTSVID,
 	})
@@ -201,7 +215,7 @@ func TestUnimplemented(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WAPI-2", "WAPI-3", "WAPI-4", "WEP-18", "AMB-7", "DIV-13")
 	home := workloadtest.NewDomain(t, "example.org")
-	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
+	h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), nil)
 	c := http2(t, h)
 	for _, path := range []string{
 		service + "FetchWITSVID", service + "FetchWITBundles", service + "FetchJWTSVID", service + "ValidateJWTSVID",
@@ -223,7 +237,7 @@ func TestUnimplemented(t *testing.T) {
 func TestNewHandler(t *testing.T) {
 	t.Parallel()
 	assert.ErrorContains(t, must.Err(workloadserver.NewHandler(nil, nil)), "provider is nil")
-	_, err := workloadserver.NewHandler(workloadserver.Fixed(nil), &workloadserver.Options{MaxStreams: -1})
+	_, err := workloadserver.NewHandler(fixed(nil), &workloadserver.Options{MaxStreams: -1})
 	assert.ErrorContains(t, err, "MaxStreams")
 }
 
@@ -289,7 +303,7 @@ func TestIdentities(t *testing.T) {
 		snap := must.Get(s.Snapshot())(t)
 		for want, bad := range map[string][]workloadserver.Identity{
 			"two identities have the hint": {{SVID: web, Hint: "x"}, {SVID: db, Hint: "x"}},
-			"the limit is 1024":            {{SVID: web, Hint: strings.Repeat("x", workloadserver.MaxHint+1)}},
+			"the limit is 1024":            {{SVID: web, Hint: strings.Repeat("x", 1024+1)}},
 			"is not UTF-8":                 {{SVID: web, Hint: "\xff"}},
 			"has no SVID":                  {{Hint: "x"}},
 			"no trust bundle":              {{SVID: unknown.SVID("/web")}},
@@ -310,7 +324,7 @@ func TestIdentities(t *testing.T) {
 		}
 
 		// A hint of the length that is allowed.
-		grant(nil, workloadserver.Identity{SVID: db, Hint: strings.Repeat("x", workloadserver.MaxHint)})
+		grant(nil, workloadserver.Identity{SVID: db, Hint: strings.Repeat("x", 1024)})
 		require.NoError(t, s.Report().Upstreams[0].Err)
 
 		// The entry is removed: everything is withdrawn, at once.
@@ -427,35 +441,73 @@ func TestChain(t *testing.T) {
 	})
 }
 
-// Equal callers share one serialisation, and it is not kept longer than it is good for.
+// Equal callers share one serialisation, and it is not kept longer than it is good for. TestEncodeOnce is not parallel,
+// as it counts allocations.
 func TestEncodeOnce(t *testing.T) {
-	t.Parallel()
 	home := workloadtest.NewDomain(t, "example.org")
 	web, db := home.SVID("/web"), home.SVID("/db")
-	snap := snapshot(t, web, home)
-	h := handler(t, workloadserver.Fixed(snap), nil)
-	encode := func(snap *spiffe.Snapshot, ids ...workloadserver.Identity) *byte {
-		t.Helper()
-		return &must.Get(h.EncodeX509SVIDs(snap, ids))(t)[0]
+	p := new(provider)
+	var ids []workloadserver.Identity
+	h := handler(t, p, &workloadserver.Options{
+		Identities: func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
+	})
+	request := frame(&wire.X509SVIDRequest{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // the first response is all
+	ask := func(of ...workloadserver.Identity) string {
+		ids = of
+		w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "POST", service+"FetchX509SVID", bytes.NewReader(request))
+		r.ProtoMajor, r.RemoteAddr = 2, "127.0.0.1:1"
+		r.Header = http.Header{"Content-Type": {"application/grpc"}, header: {"true"}}
+		h.ServeHTTP(w, r)
+		return w.Body.String()
 	}
+	const domains = 300
+	bundles := []*spiffe.Bundle{home.Bundle()}
+	for i := range domains {
+		other := spiffe.MustParseTrustDomain(fmt.Sprint("d", i))
+		bundles = append(bundles, must.Get(spiffe.NewBundle(other, home.Bundle().Contents()))(t))
+	}
+	p.set(spiffe.NewSnapshot(web, must.Get(spiffe.NewBundleSet(bundles...))(t)), nil)
 	a, b := workloadserver.Identity{SVID: web}, workloadserver.Identity{SVID: db, Hint: "x"}
-	one := encode(snap, a, b)
-	assert.Same(t, one, encode(snap, a, b))
-	assert.NotSame(t, one, encode(snap, b, a))
-	assert.NotSame(t, one, encode(snap, a))
-	assert.Equal(t, 5, h.Encodings())
-	assert.NotSame(t, one, encode(snapshot(t, web, home), a, b))
-	assert.Equal(t, 2, h.Encodings())
+	one := ask(a, b)
+	assert.Contains(t, one, "spiffe://d299")
+	if !rounds.Race { // which allocates
+		assert.Less(t, testing.AllocsPerRun(10, func() { assert.Equal(t, one, ask(a, b)) }), float64(domains))
+	}
+	assert.NotEqual(t, one, ask(b, a))
+	assert.NotEqual(t, one, ask(a))
+	assert.Equal(t, one, ask(a, b))
+
+	held := func() weak.Pointer[spiffe.SVID] {
+		svid := home.SVID("/gone")
+		ask(workloadserver.Identity{SVID: svid})
+		ids = nil
+		return weak.Make(svid)
+	}
+	old := held()
+	runtime.GC()
+	assert.NotNil(t, old.Value())
+	p.set(snapshot(t, web, home), nil)
+	assert.NotEqual(t, one, ask(a, b))
+	assert.True(t, collected(old), "with the snapshot")
 	for i := range 10 { // the address of an SVID that is gone is not taken for it
-		svid := home.SVID(fmt.Sprint("/", i))
-		one := must.Get(h.EncodeX509SVIDs(snap, []workloadserver.Identity{{SVID: svid}}))(t)
-		assert.Contains(t, string(one), fmt.Sprint("/", i))
+		assert.Contains(t, ask(workloadserver.Identity{SVID: home.SVID(fmt.Sprint("/", i))}), fmt.Sprint("/", i))
 		runtime.GC()
 	}
-	for i := range workloadserver.MaxEncodings/2 + 10 {
-		encode(snap, a, workloadserver.Identity{SVID: db, Hint: strconv.Itoa(i)})
+	old = held()
+	for i := range 4096/2 + 10 {
+		ask(a, workloadserver.Identity{SVID: db, Hint: strconv.Itoa(i)})
 	}
-	assert.LessOrEqual(t, h.Encodings(), workloadserver.MaxEncodings+1)
+	assert.True(t, collected(old), "with all responses, as there are too many")
+}
+
+// collected reports whether nothing holds what p points to.
+func collected(p weak.Pointer[spiffe.SVID]) bool {
+	for n := 0; n < 100 && p.Value() != nil; n++ {
+		runtime.GC() // a stack that is scanned conservatively may hold it for one round
+	}
+	return p.Value() == nil
 }
 
 // opaque is a key that cannot be exported, as one that lives in hardware.
@@ -467,7 +519,7 @@ func TestKeyThatStays(t *testing.T) {
 	web := home.SVID("/web")
 	locked := must.Get(spiffe.NewSVID(web.Chain(), opaque{web.Signer()}))(t)
 	var log syncBuffer
-	h := handler(t, workloadserver.Fixed(snapshot(t, locked, home)), &workloadserver.Options{Logger: workloadtest.Logger(&log)})
+	h := handler(t, fixed(snapshot(t, locked, home)), &workloadserver.Options{Logger: workloadtest.Logger(&log)})
 	c := inMemory(t, h)
 	for range 2 {
 		for _, err := range c.WatchX509SVIDs(t.Context()) {
@@ -488,7 +540,7 @@ func TestDeadline(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		home := workloadtest.NewDomain(t, "example.org")
-		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
+		h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), nil)
 		start := time.Now()
 		r := post(t, http2(t, h), service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true", "Grpc-Timeout", "200m")
 		require.NotEmpty(t, r.recv())
@@ -496,7 +548,7 @@ func TestDeadline(t *testing.T) {
 		assert.Equal(t, workloadtest.DeadlineExceeded, code)
 		assert.Equal(t, 200*time.Millisecond, time.Since(start))
 		synctest.Wait()
-		assert.Zero(t, h.Streams())
+		assert.Zero(t, streams(h))
 	})
 }
 
@@ -564,7 +616,7 @@ func TestCoalescing(t *testing.T) {
 func TestMaxStreams(t *testing.T) {
 	t.Parallel()
 	home := workloadtest.NewDomain(t, "example.org")
-	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{MaxStreams: 2, IssueJWTSVID: new(tokens).IssueJWTSVID})
+	h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{MaxStreams: 2, IssueJWTSVID: new(tokens).IssueJWTSVID})
 	c := http2(t, h)
 	open := func() *rpc {
 		return post(t, c, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
@@ -574,9 +626,9 @@ func TestMaxStreams(t *testing.T) {
 	require.NotEmpty(t, second.recv())
 	code, _ := open().status()
 	assert.Equal(t, workloadtest.ResourceExhausted, code)
-	assert.Equal(t, 2, h.Streams())
+	assert.Equal(t, 2, streams(h))
 	require.NoError(t, first.resp.Body.Close())
-	require.Eventually(t, func() bool { return h.Streams() == 1 }, patient, time.Millisecond)
+	require.Eventually(t, func() bool { return streams(h) == 1 }, patient, time.Millisecond)
 	require.NotEmpty(t, open().recv())
 
 	// Close ends all, and lets in none.
@@ -588,7 +640,7 @@ func TestMaxStreams(t *testing.T) {
 	assert.Equal(t, workloadtest.Unavailable, code)
 	code, _ = post(t, c, service+"FetchJWTSVID", frame(&wire.JWTSVIDRequest{Audience: []string{"a"}}), header, "true").status()
 	assert.Equal(t, workloadtest.Unavailable, code, "not even a single answer")
-	require.Eventually(t, func() bool { return h.Streams() == 0 }, patient, time.Millisecond)
+	require.Eventually(t, func() bool { return streams(h) == 0 }, patient, time.Millisecond)
 }
 
 // tokens issues and judges tokens that are easy to read.
@@ -645,7 +697,7 @@ func TestServeJWTSVID(t *testing.T) {
 	for name, body := range map[string][]byte{
 		"no audience":         frame(&wire.JWTSVIDRequest{}),
 		"an empty audience":   frame(&wire.JWTSVIDRequest{Audience: []string{"a", ""}}),
-		"too many audiences":  frame(&wire.JWTSVIDRequest{Audience: strings.Split(strings.Repeat("a,", workloadserver.MaxAudiences)+"a", ",")}),
+		"too many audiences":  frame(&wire.JWTSVIDRequest{Audience: strings.Split(strings.Repeat("a,", 64)+"a", ",")}),
 		"a million audiences": frame(&wire.JWTSVIDRequest{Audience: strings.Split(strings.Repeat("a,", 50_000)+"a", ",")}),
 		"not an ID":           frame(&wire.JWTSVIDRequest{Audience: []string{"a"}, SpiffeId: "web"}),
 		"junk":                append([]byte{0, 0, 0, 0, 4}, "junk"...),
@@ -681,7 +733,7 @@ func TestServeValidateJWTSVID(t *testing.T) {
 	const token = "eyJhbGciOiJFUzI1NiJ9.eyJzdWIiOiJzcGlmZmU6Ly9leGFtcGxlLm9yZy93ZWIifQ.c2lnbmF0dXJlIG9mIGl0"
 	home := workloadtest.NewDomain(t, "example.org")
 	v := &tokens{err: errors.New("it has expired")}
-	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{ValidateJWTSVID: v.ValidateJWTSVID})
+	h := handler(t, fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{ValidateJWTSVID: v.ValidateJWTSVID})
 	c := inMemory(t, h)
 	id, claims := must.Get2(c.ValidateJWTSVID(t.Context(), "a", "good"))(t)
 	assert.Equal(t, "/web", id.Path())
@@ -704,7 +756,7 @@ func TestServeValidateJWTSVID(t *testing.T) {
 		assert.Equal(t, workloadtest.InvalidArgument, code, name)
 	}
 	// A Client is a validator that asks another server.
-	chain := inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{ValidateJWTSVID: c.ValidateJWTSVID}))
+	chain := inMemory(t, handler(t, fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{ValidateJWTSVID: c.ValidateJWTSVID}))
 	id, _ = must.Get2(chain.ValidateJWTSVID(t.Context(), "a", "good"))(t)
 	assert.Equal(t, "/web", id.Path())
 }
@@ -716,7 +768,7 @@ func TestValidatorFails(t *testing.T) {
 	home := workloadtest.NewDomain(t, "example.org")
 	type validate func(ctx context.Context, audience, token string) (spiffe.ID, map[string]any, error)
 	serve := func(v validate) *workloadapi.Client {
-		return inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{ValidateJWTSVID: v}))
+		return inMemory(t, handler(t, fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{ValidateJWTSVID: v}))
 	}
 	gone := must.Get(workloadapi.NewClient("unix://"+workloadtest.SocketDir(t)+"/gone", nil))(t)
 	_, notReady := must.Get(workloadapi.New(workloadapi.Config{Client: gone}))(t).SVID()
@@ -766,7 +818,7 @@ func TestServeJWTBundles(t *testing.T) {
 	}
 	tricky := `"use":"jwt-svid",`
 	set := must.Get(spiffe.NewBundleSet(withKey(home, tricky), withKey(other, "k"), third.Bundle()))(t)
-	h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(home.SVID("/web"), set)), nil)
+	h := handler(t, fixed(spiffe.NewSnapshot(home.SVID("/web"), set)), nil)
 	var m wire.JWTBundlesResponse
 	require.NoError(t, proto.Unmarshal(post(t, http2(t, h), service+"FetchJWTBundles", frame(&wire.JWTBundlesRequest{}), header, "true").recv(), &m))
 	require.Len(t, m.GetBundles(), 2)
@@ -786,7 +838,7 @@ func TestServeJWTBundles(t *testing.T) {
 		break
 	}
 	// The own trust domain is there even without keys.
-	h = handler(t, workloadserver.Fixed(snapshot(t, third.SVID("/web"), third, home)), nil)
+	h = handler(t, fixed(snapshot(t, third.SVID("/web"), third, home)), nil)
 	m.Reset()
 	require.NoError(t, proto.Unmarshal(post(t, http2(t, h), service+"FetchJWTBundles", frame(&wire.JWTBundlesRequest{}), header, "true").recv(), &m))
 	assert.Equal(t, map[string][]byte{third.Key(): []byte(`{"keys":[]}`)}, m.GetBundles())
@@ -798,7 +850,7 @@ func TestHostileClient(t *testing.T) {
 	conformance.Covers(t, "WEP-6", "WAPI-13")
 	synctest.Test(t, func(t *testing.T) {
 		home := workloadtest.NewDomain(t, "example.org")
-		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueJWTSVID: new(tokens).IssueJWTSVID, ValidateJWTSVID: new(tokens).ValidateJWTSVID})
+		h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueJWTSVID: new(tokens).IssueJWTSVID, ValidateJWTSVID: new(tokens).ValidateJWTSVID})
 		c := http2(t, h)
 		prefix := func(flags byte, n uint32, b ...byte) []byte {
 			return append(binary.BigEndian.AppendUint32([]byte{flags}, n), b...)
@@ -840,7 +892,7 @@ func TestHostileClient(t *testing.T) {
 		}
 		wg.Wait()
 		synctest.Wait()
-		assert.Zero(t, h.Streams())
+		assert.Zero(t, streams(h))
 		readySource(t, workloadapi.Config{Client: inMemory(t, h)})
 	})
 }
@@ -851,7 +903,7 @@ func TestHalfRequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		home := workloadtest.NewDomain(t, "example.org")
-		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueJWTSVID: new(tokens).IssueJWTSVID, ValidateJWTSVID: new(tokens).ValidateJWTSVID})
+		h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueJWTSVID: new(tokens).IssueJWTSVID, ValidateJWTSVID: new(tokens).ValidateJWTSVID})
 		running, stop := context.WithCancel(t.Context())
 		c := http2(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // as a server has it that is told to stop
 			ctx, cancel := context.WithCancel(r.Context())
@@ -908,7 +960,7 @@ func TestPeer(t *testing.T) {
 	home := workloadtest.NewDomain(t, "example.org")
 	svid := home.SVID("/web")
 	var got atomic.Pointer[unixsocket.Peer]
-	h := handler(t, workloadserver.Fixed(snapshot(t, svid, home)), &workloadserver.Options{
+	h := handler(t, fixed(snapshot(t, svid, home)), &workloadserver.Options{
 		Identities: func(ctx context.Context) ([]workloadserver.Identity, error) {
 			caller, ok := unixsocket.PeerFromContext(ctx)
 			if !ok {

@@ -35,7 +35,7 @@ func (l later) Retryable() (time.Duration, bool) { return time.Duration(l), true
 func TestIssuerErrors(t *testing.T) {
 	t.Parallel()
 	home := workloadtest.NewDomain(t, "example.org")
-	src := workloadserver.Fixed(snapshot(t, home.SVID("/web"), home))
+	src := fixed(snapshot(t, home.SVID("/web"), home))
 	fails := func(err error) issuer {
 		return func(context.Context, spiffe.ID, []string) (string, error) { return "", err }
 	}
@@ -104,7 +104,7 @@ func TestAudienceOfSome(t *testing.T) {
 		}
 		return id.Path() + audience[0], nil
 	}
-	h := handler(t, workloadserver.Fixed(snapshot(t, web, home)), &workloadserver.Options{
+	h := handler(t, fixed(snapshot(t, web, home)), &workloadserver.Options{
 		Identities: func(context.Context) ([]workloadserver.Identity, error) {
 			return []workloadserver.Identity{{SVID: web}, {SVID: db, Hint: "data"}, {SVID: admin}}, nil
 		},
@@ -145,7 +145,7 @@ func TestAuthorityIssues(t *testing.T) {
 		home := workloadtest.NewDomain(t, "example.org")
 		authority, err := ca.New(ca.Config{TrustDomain: home.TrustDomain(), JWT: &ca.JWTConfig{}, Limits: ca.Limits{CallerRate: 0.1, CallerBurst: 1}})
 		require.NoError(t, err)
-		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueJWTSVID: authority.IssueJWTSVID})
+		h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueJWTSVID: authority.IssueJWTSVID})
 		c := inMemory(t, h)
 		_, err = c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a", "b")
 		must.Fail(t, err, workloadapi.ErrRefused, "ask for one token for each")
@@ -166,7 +166,7 @@ func TestWITRefused(t *testing.T) {
 	home := workloadtest.NewDomain(t, "example.org")
 	w := newWITs(t, home)
 	w.err[""] = fmt.Errorf("no such hint: %w", fs.ErrInvalid)
-	c := inMemory(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: w.IssueWITSVID}))
+	c := inMemory(t, handler(t, fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: w.IssueWITSVID}))
 	for _, err := range c.WatchWITSVIDs(t.Context(), spiffe.ID{}) {
 		must.Fail(t, err, workloadapi.ErrRefused, "no such hint")
 		e, _ := errors.AsType[*workloadapi.Error](err)

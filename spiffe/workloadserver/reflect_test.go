@@ -16,7 +16,6 @@ import (
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
-	"github.com/svidkit/svidkit/spiffe/workloadserver"
 	"github.com/svidkit/svidkit/spiffe/workloadserver/internal/descriptors"
 )
 
@@ -45,7 +44,7 @@ func TestReflection(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WEP-20", "WEP-18", "WAPI-4")
 	home := workloadtest.NewDomain(t, "example.org")
-	c := http2(t, handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil))
+	c := http2(t, handler(t, fixed(snapshot(t, home.SVID("/web"), home)), nil))
 	for _, version := range []string{"v1", "v1alpha"} {
 		in, out := io.Pipe()
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/grpc.reflection."+version+".ServerReflection/ServerReflectionInfo", in)

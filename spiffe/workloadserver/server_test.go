@@ -27,7 +27,7 @@ func TestServer(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WEP-2", "WEP-3", "WAPI-6", "WAPI-17")
 	home := workloadtest.NewDomain(t, "example.org")
-	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
+	h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), nil)
 	path := filepath.Join(workloadtest.SocketDir(t), "new", "s")
 	stop := start(t, &unixsocket.Server{Path: path, Handler: h})
 	assert.Equal(t, fs.ModeSocket|0o600, must.Get(os.Lstat(path))(t).Mode())
@@ -51,7 +51,7 @@ func TestNetwork(t *testing.T) {
 	t.Parallel()
 	conformance.Covers(t, "WEP-4")
 	home := workloadtest.NewDomain(t, "example.org")
-	src := workloadserver.Fixed(snapshot(t, home.SVID("/web"), home))
+	src := fixed(snapshot(t, home.SVID("/web"), home))
 	for _, anyNetwork := range []bool{false, true} {
 		h := handler(t, src, &workloadserver.Options{AnyNetwork: anyNetwork})
 		for from, local := range map[string]bool{

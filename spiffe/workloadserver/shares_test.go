@@ -43,7 +43,7 @@ func TestPeerStreams(t *testing.T) {
 	t.Parallel()
 	home := workloadtest.NewDomain(t, "example.org")
 	issue := make(chan struct{})
-	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
+	h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
 		MaxStreams: 20, MaxPeerStreams: 8,
 		IssueJWTSVID: func(_ context.Context, id spiffe.ID, _ []string) (string, error) { <-issue; return id.String(), nil },
 	})
@@ -80,13 +80,13 @@ func TestPeerStreams(t *testing.T) {
 			token <- err
 		}()
 	}
-	require.Eventually(t, func() bool { return h.Streams() == 8 }, patient, time.Millisecond)
+	require.Eventually(t, func() bool { return streams(h) == 8 }, patient, time.Millisecond)
 	for _, path := range []string{service + "FetchX509SVID", service + "FetchJWTBundles", service + "FetchJWTSVID", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
 		refused := post(t, greedy, path, frame(&wire.JWTSVIDRequest{Audience: []string{"a"}}), header, "true")
 		code, _ := refused.status()
 		assert.Equal(t, workloadtest.ResourceExhausted, code, path)
 		ms := must.Get(strconv.Atoi(refused.pushback()))(t)
-		assert.GreaterOrEqual(t, ms, int(workloadserver.RetryFull.Milliseconds()), "when to come back")
+		assert.GreaterOrEqual(t, ms, 10_000, "when to come back")
 	}
 	require.NotEmpty(t, svids(good).recv(), "of another connection")
 
@@ -94,17 +94,17 @@ func TestPeerStreams(t *testing.T) {
 	close(issue)
 	require.NoError(t, <-token)
 	require.NoError(t, <-token)
-	require.Eventually(t, func() bool { return h.Streams() == 7 }, patient, time.Millisecond)
+	require.Eventually(t, func() bool { return streams(h) == 7 }, patient, time.Millisecond)
 	require.NotEmpty(t, svids(greedy).recv())
 
 	// Many peers fill the total.
-	for i := 0; h.Streams() < 20 && i < 40; i++ {
+	for i := 0; streams(h) < 20 && i < 40; i++ {
 		require.NotEmpty(t, svids(remote(t, h, fmt.Sprint("127.0.0.1:", 10+i))).recv())
 	}
 	code, _ := svids(good).status()
 	assert.Equal(t, workloadtest.ResourceExhausted, code)
 	require.NoError(t, h.Close())
-	require.Eventually(t, func() bool { return h.Streams() <= 3 }, patient, time.Millisecond, "but for requests that have not come")
+	require.Eventually(t, func() bool { return streams(h) <= 3 }, patient, time.Millisecond, "but for requests that have not come")
 }
 
 // One peer begins requests of the largest size and does not end them: what it sends is bounded before its number of
@@ -112,7 +112,7 @@ func TestPeerStreams(t *testing.T) {
 func TestUnfinishedRequests(t *testing.T) {
 	t.Parallel()
 	home := workloadtest.NewDomain(t, "example.org")
-	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), nil)
+	h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), nil)
 	greedy, good := remote(t, h, "127.0.0.1:1"), remote(t, h, "127.0.0.1:2")
 	const size, most = 256 << 10, 16 << 20
 	begun := append([]byte{0, 0, size >> 16, 0, 0}, make([]byte, size/2+1)...) // so that there is room for all of it
@@ -145,9 +145,9 @@ func TestStreamsOfUser(t *testing.T) {
 		t.Skip("peers are known on Linux")
 	}
 	home := workloadtest.NewDomain(t, "example.org")
-	most := min(rounds.Of(250), workloadserver.MaxPeer)
-	provider := workloadserver.Fixed(snapshot(t, home.SVID("/web"), home))
-	h := handler(t, provider, &workloadserver.Options{MaxPeerStreams: most % workloadserver.MaxPeer}) // in CI the default
+	most := min(rounds.Of(250), 1000)
+	provider := fixed(snapshot(t, home.SVID("/web"), home))
+	h := handler(t, provider, &workloadserver.Options{MaxPeerStreams: most % 1000}) // in CI the default
 	path := strings.TrimPrefix(listen(t, &unixsocket.Server{Handler: h, SocketMode: 0o666}), "unix://")
 	client := func(dial func() (net.Conn, error)) *http.Client {
 		transport := &http.Transport{Protocols: new(http.Protocols), DialContext: func(context.Context, string, string) (net.Conn, error) { return dial() }}
@@ -164,7 +164,7 @@ func TestStreamsOfUser(t *testing.T) {
 	for i := range most - 1 {
 		open(two[i%2])
 	}
-	require.Equal(t, most, h.Streams())
+	require.Equal(t, most, streams(h))
 	for _, c := range two {
 		code, _ := open(c).status()
 		assert.Equal(t, workloadtest.ResourceExhausted, code)
@@ -177,10 +177,10 @@ func TestStreamsOfUser(t *testing.T) {
 		require.NoError(t, other.resp.Body.Close())
 	}
 	require.NoError(t, first.resp.Body.Close())
-	require.Eventually(t, func() bool { return h.Streams() == most }, patient, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return streams(h) == most }, patient, 5*time.Millisecond)
 	require.NotEmpty(t, open(two[1]).recv(), "there is room for one")
 	require.NoError(t, h.Close())
-	require.Eventually(t, func() bool { return h.Streams() == 0 }, patient, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return streams(h) == 0 }, patient, 5*time.Millisecond)
 }
 
 // quiet is the log without times.
@@ -200,7 +200,7 @@ func TestRefusalsAreLogged(t *testing.T) {
 		home := workloadtest.NewDomain(t, "example.org")
 		var log syncBuffer
 		var denied atomic.Bool
-		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
+		h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
 			Identities: func(context.Context) ([]workloadserver.Identity, error) {
 				if denied.Load() {
 					return nil, nil
@@ -275,7 +275,7 @@ func TestRefusedProcess(t *testing.T) {
 	}
 	home := workloadtest.NewDomain(t, "example.org")
 	var log syncBuffer
-	h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
+	h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
 		Identities: func(context.Context) ([]workloadserver.Identity, error) { return nil, nil }, Logger: quiet(&log),
 	})
 	c := dial(t, listen(t, &unixsocket.Server{Handler: h}))

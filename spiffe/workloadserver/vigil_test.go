@@ -157,7 +157,7 @@ func TestNeverRenewed(t *testing.T) {
 				}
 				start := time.Now()
 				var log syncBuffer
-				h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{
+				h := handler(t, fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{
 					Identities: func(context.Context) ([]workloadserver.Identity, error) {
 						mu.Lock()
 						defer mu.Unlock()
@@ -264,7 +264,7 @@ func TestHookThatHangs(t *testing.T) {
 		}
 		var identities atomic.Bool // whether that hook hangs
 		identities.Store(true)
-		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
+		h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{
 			Identities: func(ctx context.Context) ([]workloadserver.Identity, error) {
 				if identities.Load() {
 					return nil, hang(ctx)
@@ -296,7 +296,7 @@ func TestHookThatHangs(t *testing.T) {
 		hangs("FetchJWTSVID")
 		hangs("ValidateJWTSVID")
 		synctest.Wait()
-		assert.Zero(t, h.Streams())
+		assert.Zero(t, streams(h))
 	})
 }
 
@@ -311,7 +311,7 @@ func TestIdentityProviders(t *testing.T) {
 		ids := []workloadserver.Identity{{Provider: web, Hint: "front"}, {Provider: db}}
 		var mu sync.Mutex
 		var log syncBuffer
-		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{
+		h := handler(t, fixed(snapshot(t, home.SVID("/agent"), home)), &workloadserver.Options{
 			Identities: func(context.Context) ([]workloadserver.Identity, error) {
 				mu.Lock()
 				defer mu.Unlock()

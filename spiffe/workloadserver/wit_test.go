@@ -59,7 +59,7 @@ func ExampleOptions_witSVIDs() {
 	}
 
 	snap := spiffe.NewSnapshot(ca.SVID("/web"), ca.Bundles().With(bundle))
-	handler, err := workloadserver.NewHandler(workloadserver.Fixed(snap), &workloadserver.Options{IssueWITSVID: issuer.IssueWITSVID})
+	handler, err := workloadserver.NewHandler(fixed(snap), &workloadserver.Options{IssueWITSVID: issuer.IssueWITSVID})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -328,7 +328,7 @@ func TestServeWIT(t *testing.T) {
 		assert.Len(t, all.all, n)
 		all.mu.Unlock()
 		assert.Len(t, issuer.calls(), n*5)
-		assert.Equal(t, 2, h.Streams())
+		assert.Equal(t, 2, streams(h))
 	})
 }
 
@@ -347,7 +347,7 @@ func TestWITIssuerFails(t *testing.T) {
 		ids := []workloadserver.Identity{web}
 		var log syncBuffer
 		kaputt := errors.New("kaputt")
-		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer)))), &workloadserver.Options{
+		h := handler(t, fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer)))), &workloadserver.Options{
 			Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
 			IssueWITSVID: issuer.IssueWITSVID, Logger: workloadtest.Logger(&log),
 		})
@@ -387,7 +387,7 @@ func TestWITIssuerFails(t *testing.T) {
 		}
 		assert.Empty(t, issuer.calls())
 		w.none(t)
-		assert.Equal(t, 1, h.Streams())
+		assert.Equal(t, 1, streams(h))
 		issuer.fail("", nil)
 		time.Sleep(lastWait)
 		second := w.one(t)
@@ -452,7 +452,7 @@ func TestWITExpires(t *testing.T) {
 		home := workloadtest.NewDomain(t, "example.org")
 		issuer := newWITs(t, home)
 		web, db := workloadserver.Identity{SVID: home.SVID("/web")}, workloadserver.Identity{SVID: home.SVID("/db")}
-		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer)))), &workloadserver.Options{
+		h := handler(t, fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer)))), &workloadserver.Options{
 			Identities: func(context.Context) ([]workloadserver.Identity, error) {
 				return []workloadserver.Identity{web, db}, nil
 			},
@@ -501,7 +501,7 @@ func TestWITExpiresAndDenied(t *testing.T) {
 		issuer := newWITs(t, home)
 		web, db := workloadserver.Identity{SVID: home.SVID("/web")}, workloadserver.Identity{SVID: home.SVID("/db")}
 		var alone atomic.Bool
-		h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer)))), &workloadserver.Options{
+		h := handler(t, fixed(spiffe.NewSnapshot(web.SVID, bundleSet(t, withWIT(t, home, issuer)))), &workloadserver.Options{
 			Identities: func(context.Context) ([]workloadserver.Identity, error) {
 				if alone.Load() {
 					return []workloadserver.Identity{web}, nil
@@ -532,7 +532,7 @@ func TestServeWITRefuses(t *testing.T) {
 	issuer := newWITs(t, home)
 	ids := []workloadserver.Identity{{SVID: home.SVID("/web")}}
 	var log syncBuffer
-	h := handler(t, workloadserver.Fixed(spiffe.NewSnapshot(home.SVID("/agent"), bundleSet(t, withWIT(t, home, issuer)))), &workloadserver.Options{
+	h := handler(t, fixed(spiffe.NewSnapshot(home.SVID("/agent"), bundleSet(t, withWIT(t, home, issuer)))), &workloadserver.Options{
 		Identities:   func(context.Context) ([]workloadserver.Identity, error) { return ids, nil },
 		IssueWITSVID: issuer.IssueWITSVID, Logger: workloadtest.Logger(&log),
 	})
@@ -690,7 +690,7 @@ func TestHostileWITIssuer(t *testing.T) {
 	serve := func(svid odd) (code int, m *wire.WITSVIDResponse, log string) {
 		t.Helper()
 		var b syncBuffer
-		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: svid.IssueWITSVID, Logger: workloadtest.Logger(&b)})
+		h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: svid.IssueWITSVID, Logger: workloadtest.Logger(&b)})
 		r := post(t, http2(t, h), service+"FetchWITSVID", frame(&wire.WITSVIDRequest{}), header, "true")
 		defer r.resp.Body.Close()
 		if data := r.recv(); data != nil {
@@ -754,7 +754,7 @@ func TestWITThatStays(t *testing.T) {
 		issuer := newWITs(t, home)
 		token, key, err := issuer.issuer.IssueWITSVID(t.Context(), spiffe.MustParseID("spiffe://example.org/web"), "")
 		require.NoError(t, err)
-		h := handler(t, workloadserver.Fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: odd{token, key}.IssueWITSVID})
+		h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: odd{token, key}.IssueWITSVID})
 		w := watchWIT(t, inMemory(t, h), spiffe.ID{})
 		w.one(t)
 		time.Sleep(time.Hour - time.Second)
