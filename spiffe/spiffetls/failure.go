@@ -108,7 +108,7 @@ const maxReason = 1024
 
 // record counts and logs f.
 func (e *Endpoint) record(f failure) {
-	f.at = e.now()
+	f.at, f.remote = e.now(), cmp.Or(f.remote, "unknown")
 	e.config.Metrics.add(f)
 	if f.reason == "canceled" { // by the program itself
 		return
@@ -120,7 +120,7 @@ func (e *Endpoint) record(f failure) {
 	if key == "id" || f.reason == "denied" { // before that any peer could make up names
 		name = f.id.String()
 	}
-	attrs := []slog.Attr{slog.String("remote", cmp.Or(f.remote, "unknown"))}
+	attrs := []slog.Attr{slog.String("remote", f.remote)}
 	if !f.id.IsZero() {
 		attrs = append(attrs, slog.String(key, f.id.String()))
 	}

@@ -37,7 +37,7 @@ type failure struct {
 	Err    error
 }
 
-var problem = regexp.MustCompile("^spiffetls: (?:handshake failed|request denied): from (.*?) at ([0-9TZ:-]+): ")
+var problem = regexp.MustCompile("^spiffetls: (?:handshake failed|request denied): from ([^ ]+) at ([0-9TZ:-]+): ")
 
 // one returns the only failure of a log.
 func one(t *testing.T, l *spiffetls.Metrics) (f failure) {
