@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -383,11 +384,11 @@ func TestCacheForgets(t *testing.T) {
 		synctest.Wait()
 		assert.Equal(t, "3", fetch(t, c, "db"))
 
-		var last weak.Pointer[net.AddrError]
+		var last atomic.Value // of weak.Pointer[net.AddrError]
 		source.set(func(m *mint) {
 			m.wait = func(context.Context) error {
 				err := new(net.AddrError)
-				last = weak.Make(err)
+				last.Store(weak.Make(err))
 				return err
 			}
 		})
@@ -395,9 +396,9 @@ func TestCacheForgets(t *testing.T) {
 		assert.Error(t, err)
 		err = nil
 		runtime.GC()
-		assert.NotNil(t, last.Value())
+		assert.NotNil(t, last.Load().(weak.Pointer[net.AddrError]).Value())
 		time.Sleep(10 * time.Minute)
-		assert.True(t, collected(last))
+		assert.True(t, collected(last.Load().(weak.Pointer[net.AddrError])))
 	})
 }
 
