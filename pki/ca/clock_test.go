@@ -13,8 +13,8 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// stepped returns the same moment of the monotonic clock as at, with a wall clock that was set by d.
-func stepped(t *testing.T, at time.Time, d time.Duration) time.Time {
+// Stepped returns the same moment of the monotonic clock as at, with a wall clock that was set by d.
+func Stepped(t *testing.T, at time.Time, d time.Duration) time.Time {
 	t.Helper()
 	type bits struct { // of a time.Time with both readings
 		wall uint64
@@ -43,7 +43,7 @@ func TestSignAfterAStepOfTheWallClock(t *testing.T) {
 	for _, kind := range rotation.Kinds {
 		until := s.Keys[kind][1].Activates.Round(0).Add(time.Hour)
 		grant := func(set time.Duration) (*grant, error) {
-			return a.grant(s, kind, time.Hour, stepped(t, now, set))
+			return a.grant(s, kind, time.Hour, Stepped(t, now, set))
 		}
 		g := must.Get(grant(0))(t)
 		assert.True(t, g.notAfter.Equal(now.Add(time.Hour)))
@@ -56,7 +56,7 @@ func TestSignAfterAStepOfTheWallClock(t *testing.T) {
 		_, err = grant(left - time.Second + 1)
 		require.ErrorIs(t, err, spiffe.ErrNotReady, "certificates carry whole seconds")
 	}
-	_, err = a.grant(s, rotation.Root, time.Hour, stepped(t, now, -time.Hour))
+	_, err = a.grant(s, rotation.Root, time.Hour, Stepped(t, now, -time.Hour))
 	require.ErrorIs(t, err, spiffe.ErrNotReady)
 	assert.ErrorContains(t, err, "check the clock")
 }

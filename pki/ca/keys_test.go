@@ -11,12 +11,12 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
@@ -197,26 +197,11 @@ func TestReachedAsksBothClocks(t *testing.T) {
 	assert.False(t, rotation.Reached(now.Round(0), now.Add(1)))
 }
 
-// stepped returns the same moment of the monotonic clock as at, with a wall clock that was set by d.
-func stepped(t *testing.T, at time.Time, d time.Duration) time.Time {
-	t.Helper()
-	type bits struct { // of a time.Time with both readings
-		wall uint64
-		ext  int64
-		loc  *time.Location
-	}
-	out := at.Add(d)
-	(*bits)(unsafe.Pointer(&out)).ext -= int64(d)
-	require.Zero(t, out.Sub(at), "on the monotonic clock")
-	require.Equal(t, d, out.Round(0).Sub(at.Round(0)), "on the wall clock")
-	return out
-}
-
 // Setting the wall clock may delay a step, but never hastens one.
 func TestStepsOfTheWallClock(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	after := func(d, set time.Duration) time.Time { return stepped(t, now.Add(d), set) }
+	after := func(d, set time.Duration) time.Time { return ca.Stepped(t, now.Add(d), set) }
 	due := now.Add(25 * time.Minute)
 	for _, tt := range []struct {
 		after, set time.Duration
