@@ -90,6 +90,7 @@ func TestEnvoyOfFiles(t *testing.T) {
 				svids[workload] = swap(workload)
 			}
 			arrived()
+			load.land()
 			authority.Rotate()
 		}
 		for workload := range envoys {

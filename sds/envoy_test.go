@@ -306,8 +306,15 @@ type load struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	done   atomic.Int64
+	flight sync.RWMutex // held for reading by each request
 	mu     sync.Mutex
 	failed []string
+}
+
+// land waits for the requests under way, whose handshakes trust what Envoy trusted when they began.
+func (l *load) land() {
+	l.flight.Lock()
+	defer l.flight.Unlock()
 }
 
 func startLoad(t *testing.T, url string) *load {
@@ -318,7 +325,10 @@ func startLoad(t *testing.T, url string) *load {
 	for range 2 {
 		l.wg.Go(func() {
 			for ctx.Err() == nil {
-				if err := get(hc, url); err != nil {
+				l.flight.RLock()
+				err := get(hc, url)
+				l.flight.RUnlock()
+				if err != nil {
 					l.mu.Lock()
 					l.failed = append(l.failed, time.Now().Format("15:04:05.000 ")+err.Error())
 					l.mu.Unlock()
