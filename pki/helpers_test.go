@@ -87,7 +87,7 @@ func trust(root *x509.Certificate) (*pki.Secret, error) {
 	return pki.NewTrustSecret("ROOTCA", b)
 }
 
-// readCRLs reads lists, whoever signed them.
+// readCRLs reads revocation lists without a check of their signatures.
 func readCRLs(data []byte) (lists []*x509.RevocationList, err error) {
 	s, err := someRoots()
 	if err == nil {

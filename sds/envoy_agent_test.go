@@ -75,7 +75,7 @@ func TestEnvoyOfAgent(t *testing.T) {
 	agent.Mend()
 	authority.Rotate()
 	arrived() // the new root is with both before the first identity under it
-	load.land()
+	load.wait()
 	changed := src.Changed()
 	agent.Rotate()
 	<-changed

@@ -90,7 +90,7 @@ func TestEnvoyOfFiles(t *testing.T) {
 				svids[workload] = swap(workload)
 			}
 			arrived()
-			load.land()
+			load.wait()
 			authority.Rotate()
 		}
 		for workload := range envoys {

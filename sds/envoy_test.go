@@ -303,18 +303,18 @@ func startMesh(t *testing.T, dir, serverBootstrap, clientBootstrap string) (serv
 
 // load is a stream of requests through both Envoys.
 type load struct {
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-	done   atomic.Int64
-	flight sync.RWMutex // held for reading by each request
-	mu     sync.Mutex
-	failed []string
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
+	done     atomic.Int64
+	requests sync.RWMutex // held for reading by each request
+	mu       sync.Mutex
+	failed   []string
 }
 
-// land waits for the requests under way, whose handshakes trust what Envoy trusted when they began.
-func (l *load) land() {
-	l.flight.Lock()
-	defer l.flight.Unlock()
+// wait waits for the requests under way, whose handshakes trust what Envoy trusted when they began.
+func (l *load) wait() {
+	l.requests.Lock()
+	defer l.requests.Unlock()
 }
 
 func startLoad(t *testing.T, url string) *load {
@@ -325,9 +325,9 @@ func startLoad(t *testing.T, url string) *load {
 	for range 2 {
 		l.wg.Go(func() {
 			for ctx.Err() == nil {
-				l.flight.RLock()
+				l.requests.RLock()
 				err := get(hc, url)
-				l.flight.RUnlock()
+				l.requests.RUnlock()
 				if err != nil {
 					l.mu.Lock()
 					l.failed = append(l.failed, time.Now().Format("15:04:05.000 ")+err.Error())

@@ -124,7 +124,7 @@ type claims struct {
 	raw        string // the whole document
 }
 
-// subject is that of athenztest.Subject.
+// subject is the text of athenztest.Subject in a document.
 const subject = "pod:media-sports/web-0?d=media.sports&n=frontend&i=10.1.2.3"
 
 func newClaims() *claims {

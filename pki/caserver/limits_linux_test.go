@@ -78,11 +78,11 @@ func within(t testing.TB, most int, log io.Writer) string {
 	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &all))
 	few := syscall.Rlimit{Cur: uint64(2 * most), Max: all.Max}
 	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &few))
+	defer func() { assert.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &all)) }()
 	caservertest.ServeOn(t, listener{inner, sync.OnceFunc(func() { close(begun) })}, caserver.ServeOptions{
 		Handler: echo, TLS: caservertest.ServerTLS, Logger: slog.New(slog.NewTextHandler(log, nil)),
 	})
 	<-begun
-	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &all))
 	return inner.Addr().String()
 }
 

@@ -595,8 +595,8 @@ func TestAgentFailures(t *testing.T) {
 
 const timeout = 2 * time.Second
 
-// slowDisk are the roots of ZTS. With them comes, if the answer is to be lost, another user of the volume's directory,
-// who keeps it until the agent waits no more.
+// slowDisk is the source of the roots of ZTS. If the answer is to be lost, a goroutine holds the lock of the volume's
+// directory from then on until the agent has given up.
 type slowDisk struct {
 	spiffe.BundleSource
 	lose   *atomic.Bool
@@ -617,7 +617,7 @@ func (s slowDisk) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 	return s.BundleSource.Bundle(td)
 }
 
-// TestAgentLateAnswer has the disk be slow. An answer that comes too late is a failure and not an empty success, and
+// TestAgentLateAnswer writes to a slow disk. An answer that comes too late is a failure and not an empty success, and
 // the certificate before the one that ZTS was shown is shown no more.
 func TestAgentLateAnswer(t *testing.T) {
 	rounds.Slow(t)

@@ -35,7 +35,8 @@ func NewStepCA(t testing.TB, ca *spiffetest.CA, path string) *Fake {
 	return f
 }
 
-// NewStepProvisioner is NewStepCA, and returns with it what signs the claims of a token as the provisioner does.
+// NewStepProvisioner returns what [NewStepCA] does, and a function that signs claims as the provisioner does and returns
+// the token.
 func NewStepProvisioner(t testing.TB, ca *spiffetest.CA, path string) (f *Fake, sign func(claims any) string) {
 	t.Helper()
 	f = New(t, ca, path)
