@@ -50,6 +50,8 @@ var programs = map[string]program{
 	"pilot-agent":    {"istio", "istio.io/istio/pilot/cmd/pilot-agent"},
 	"step-ca":        {"step-ca", "github.com/smallstep/certificates/cmd/step-ca"},
 	"nats-server":    {"nats-server", "github.com/nats-io/nats-server/v2"},
+	"spire-agent":    {"spire", "github.com/spiffe/spire/cmd/spire-agent"},
+	"spire-server":   {"spire", "github.com/spiffe/spire/cmd/spire-server"},
 	"zts-svccert":    {"athenz", "github.com/AthenZ/athenz/utils/zts-svccert"},
 }
 
