@@ -35,19 +35,7 @@ func (c *Client) Unary(ctx context.Context, method string, metadata http.Header,
 		return nil, err
 	}
 	defer s.Close()
-	msg, err := s.Receive()
-	if err == nil {
-		if _, err = s.Receive(); err == nil {
-			return nil, Errorf(Internal, "the server sent more than one response")
-		}
-		if err == io.EOF {
-			return msg, nil
-		}
-	}
-	if err == io.EOF {
-		return nil, Errorf(Internal, "the server sent no response")
-	}
-	return nil, err
+	return s.ReceiveOnly()
 }
 
 // Stream calls a method with one request and any number of responses. It returns when the server begins to answer.
@@ -202,6 +190,23 @@ func (s *Stream) Receive() ([]byte, error) {
 	return msg, nil
 }
 
+// ReceiveOnly returns the response of a method that has exactly one.
+func (s *Stream) ReceiveOnly() ([]byte, error) {
+	msg, err := s.Receive()
+	if err == nil {
+		if _, err = s.Receive(); err == nil {
+			return nil, Errorf(Internal, "the server sent more than one response")
+		}
+		if err == io.EOF {
+			return msg, nil
+		}
+	}
+	if err == io.EOF {
+		return nil, Errorf(Internal, "the server sent no response")
+	}
+	return nil, err
+}
+
 func (s *Stream) receive() ([]byte, error) {
 	msg, err := readFrame((*streamBody)(s), &s.prefix, s.max, nil)
 	switch e, ok := err.(*Error); {
@@ -249,7 +254,9 @@ func (s *Stream) status() error {
 	if n == 0 {
 		return io.EOF
 	}
-	return &Error{Code: Code(n), Message: decodeMessage(h.Get(headerMessage)), RetryAfter: retryAfter(h), Remote: true}
+	e := &Error{Code: Code(n), Message: decodeMessage(h.Get(headerMessage)), Remote: true}
+	e.readDetails(h)
+	return e
 }
 
 // Close ends the call, if it has not ended, and releases its resources.

@@ -19,7 +19,8 @@
 // # What it does not do
 //
 // Callers encode the values of metadata whose names end in "-bin". Only net/http retries, and there is no load
-// balancing. Of the details of an error (grpc-status-details-bin) only google.rpc.RetryInfo is understood.
+// balancing. Of the details of an error (grpc-status-details-bin) only google.rpc.RetryInfo and the reason of a
+// google.rpc.ErrorInfo are understood.
 package grpchttp
 
 import (
@@ -81,6 +82,8 @@ type Error struct {
 	// RetryAfter is when the client should come back; 0 if unknown. It is sent as google.rpc.RetryInfo and, for the
 	// retries built into gRPC clients, as the trailer grpc-retry-pushback-ms, at most a day. A client reads either.
 	RetryAfter time.Duration
+
+	Reason string // of google.rpc.ErrorInfo, in the domain spiffe.io; "" if there is none
 }
 
 // Error returns the name of the code and the message.

@@ -337,5 +337,5 @@ func (c *Call) finish(err error) {
 	if status.Message != "" {
 		h.Set(prefix+headerMessage, encodeMessage(status.Message))
 	}
-	setRetryAfter(h, prefix, status)
+	setDetails(h, prefix, status)
 }

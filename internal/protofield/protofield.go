@@ -259,6 +259,14 @@ func (w *Writer) Message(n Number, write func(*Writer)) {
 	w.AddBytes(n, inner.b)
 }
 
+// Any adds an embedded google.protobuf.Any with the message that write writes.
+func (w *Writer) Any(n Number, url string, write func(*Writer)) {
+	w.Message(n, func(w *Writer) {
+		w.Text(1, url)
+		w.Message(2, write)
+	})
+}
+
 // Entry adds an entry of a map from strings to bytes.
 func (w *Writer) Entry(n Number, key string, value []byte) {
 	w.Message(n, func(w *Writer) {

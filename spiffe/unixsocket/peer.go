@@ -35,7 +35,7 @@ func PeerFromContext(ctx context.Context) (Peer, bool) {
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	if p, ok := peerOf(c); ok {
 		ctx = peerkey.NewContext(ctx, p.user()) // for limits elsewhere
-		ctx = context.WithValue(ctx, connKey{}, c)
+		ctx = context.WithValue(ctx, connKey{}, connected{c.(*net.UnixConn)})
 		return context.WithValue(ctx, peerKey{}, p)
 	}
 	if user := conns.TCPPeer(c).User; user != "" {

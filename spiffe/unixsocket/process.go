@@ -8,7 +8,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"time"
+
+	"github.com/svidkit/svidkit/spiffe/internal/process"
 )
 
 // Process is what the kernel says about the process of a [Peer], now. An empty field means that the kernel does not
@@ -43,7 +47,7 @@ type Process struct {
 // Peer.GID stay as they were when it connected.
 func ProcessFromContext(ctx context.Context) (Process, error) {
 	peer, _ := PeerFromContext(ctx)
-	c, _ := ctx.Value(connKey{}).(*net.UnixConn)
+	who, _ := ctx.Value(connKey{}).(certain)
 	var p Process
 	folder := fmt.Sprintf("/proc/%d/", peer.PID)
 	path, err := os.Readlink(folder + "exe")
@@ -55,7 +59,7 @@ func ProcessFromContext(ctx context.Context) (Process, error) {
 	}
 	gone := errors.Is(err, fs.ErrNotExist) // even if it waits for its parent (zombie)
 	groups, err := os.ReadFile(folder + "cgroup")
-	if c == nil || gone || !isPeer(c, peer.PID) { // checked after all reads
+	if who == nil || gone || !who.is(peer.PID) { // checked after all reads
 		err = errors.New("it has ended, is not in the PID namespace of this server, or this is not Linux 6.5 or later")
 	}
 	if err != nil {
@@ -63,6 +67,74 @@ func ProcessFromContext(ctx context.Context) (Process, error) {
 	}
 	p.Unit, p.Pod = unitOf(string(groups)), podOf(string(groups))
 	return p, nil
+}
+
+// WithProcess returns a copy of ctx, the context of a request, in which [PeerFromContext] and [ProcessFromContext] are
+// about the process with a PID, as if it had sent the request. The context ends a quarter of a second after the
+// process at the latest, with a cause that wraps [fs.ErrNotExist]; a later process with the PID is another one. With
+// the PID 0 there is no peer in the context.
+//
+// The PID must be in the PID namespace of this server, so the peer of ctx must be known and in it, too: the error
+// wraps [fs.ErrInvalid] if it is not, and [fs.ErrNotExist] if there is no such process. Processes are found on Linux
+// only.
+func WithProcess(ctx context.Context, pid int32) (context.Context, error) {
+	if pid == 0 {
+		return context.WithValue(context.WithValue(ctx, connKey{}, nil), peerKey{}, nil), nil
+	}
+	caller, _ := PeerFromContext(ctx)
+	who, _ := ctx.Value(connKey{}).(certain)
+	if who == nil || len(strings.Fields(process.Status(caller.PID)["NSpid"])) != 1 || !who.is(caller.PID) {
+		return nil, fmt.Errorf("unixsocket: process %d: its PID comes from another PID namespace or machine, or from a "+
+			"process that is not known for certain: %w", pid, fs.ErrInvalid)
+	}
+	one := found{Started: process.Find(pid)}
+	status := process.Status(pid)
+	peer := Peer{UID: effective(status["Uid"]), GID: effective(status["Gid"]), PID: pid}
+	gone := fmt.Errorf("unixsocket: process %d: %w", pid, fs.ErrNotExist)
+	if status["Tgid"] != strconv.Itoa(int(pid)) || one.Ended() { // a thread is no process
+		return nil, gone
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	one.end = func() { cancel(gone) }
+	var look func()
+	look = func() {
+		if one.is(pid) && ctx.Err() == nil {
+			time.AfterFunc(processPoll, look)
+		}
+	}
+	look()
+	return context.WithValue(context.WithValue(ctx, connKey{}, one), peerKey{}, peer), nil
+}
+
+const processPoll = 250 * time.Millisecond
+
+// certain reports whether the process of a peer lives and has the PID.
+type certain interface{ is(pid int32) bool }
+
+// connected is the process that opened a connection.
+type connected struct{ conn *net.UnixConn }
+
+func (c connected) is(pid int32) bool { return isPeer(c.conn, pid) }
+
+// found is a process that was found by its PID.
+type found struct {
+	process.Started
+	end func() // ends its context
+}
+
+func (f found) is(pid int32) bool {
+	ended := f.Ended()
+	if ended {
+		f.end()
+	}
+	return !ended && pid == f.PID
+}
+
+// effective returns the second of the IDs in a line of /proc/PID/status.
+func effective(ids string) uint32 {
+	of, id := uint32(0), uint32(1<<32-1) // no user
+	_, _ = fmt.Sscan(ids, &of, &id)
+	return id
 }
 
 type connKey struct{}

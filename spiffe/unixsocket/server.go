@@ -129,6 +129,10 @@ type Server struct {
 	// Handler serves the requests; required.
 	Handler http.Handler
 
+	// TLS, if set, makes the server speak TLS, on a Unix socket too. It prepares the http.Server, as ConfigureServer of
+	// a spiffetls.Endpoint does. The processes of the clients stay known.
+	TLS func(*http.Server) error
+
 	// ConnContext, if set, makes the context of each connection's requests, as in [http.Server]. Its ctx
 	// has the peer already.
 	ConnContext func(ctx context.Context, c net.Conn) context.Context
@@ -286,8 +290,19 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		return ctx
 	}
+	serve := srv.Serve
+	if s.TLS != nil {
+		srv.Protocols.SetUnencryptedHTTP2(false)
+		srv.Protocols.SetHTTP2(true)
+		if err := s.TLS(srv); err != nil {
+			s.remove()
+			_ = l.Close()
+			return fmt.Errorf("unixsocket: serve on %.256q: %w", s.name(), err)
+		}
+		serve = func(l net.Listener) error { return srv.ServeTLS(l, "", "") }
+	}
 	failed := make(chan error, 1)
-	go func() { failed <- srv.Serve(conns.Patient(l)) }()
+	go func() { failed <- serve(conns.Patient(l)) }()
 	var err error
 	select {
 	case <-ctx.Done():

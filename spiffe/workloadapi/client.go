@@ -3,6 +3,7 @@ package workloadapi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
 	"math/rand/v2"
@@ -21,6 +22,7 @@ import (
 type Client struct {
 	server string // the address, as errors and logs show it
 	http   *http.Client
+	api    workloadwire.API
 	conns  conns.Dialed // none with an HTTP client of the caller
 }
 
@@ -31,9 +33,12 @@ type Client struct {
 // server behind a named pipe, for example. It must reach the server whatever host a URL names, speak HTTP/2 without
 // TLS, and have no Timeout, which would end the streams.
 func NewClient(address string, via *http.Client) (*Client, error) {
-	c := &Client{server: address, http: via}
+	c := &Client{server: address, http: via, api: own{}}
 	if via != nil && address == "" {
 		c.server = "the server of an http.Client"
+		if other, ok := via.Transport.(workloadwire.API); ok {
+			c.api, c.server = other, other.String()
+		}
 		return c, nil
 	}
 	a, err := parseAddress(address)
@@ -47,9 +52,17 @@ func NewClient(address string, via *http.Client) (*Client, error) {
 	return c, nil
 }
 
+func parseAddress(s string) (workloadwire.Address, error) {
+	a, err := workloadwire.ParseAddress(s, SocketEnv, false)
+	if err != nil {
+		return a, fmt.Errorf("workloadapi: %w", err)
+	}
+	return a, nil
+}
+
 // httpClient returns a client that speaks HTTP/2 without TLS to a, whatever the URL says. open tracks its connections.
 // It uses no proxy.
-func httpClient(a address, open *conns.Dialed) *http.Client {
+func httpClient(a workloadwire.Address, open *conns.Dialed) *http.Client {
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
 	dial := open.Dial((&net.Dialer{Timeout: 30 * time.Second}).DialContext)
@@ -65,7 +78,7 @@ func httpClient(a address, open *conns.Dialed) *http.Client {
 		MaxResponseHeaderBytes: 64 << 10,
 		IdleConnTimeout:        90 * time.Second,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return dial(ctx, a.network, a.target)
+			return dial(ctx, a.Network, a.Target)
 		},
 	}}
 }
@@ -74,22 +87,39 @@ func httpClient(a address, open *conns.Dialed) *http.Client {
 // seconds. The Client stays usable.
 func (c *Client) CloseIdleConnections() { c.http.CloseIdleConnections() }
 
-func (c *Client) rpc(limit int) *grpchttp.Client {
-	return grpchttp.NewClient(c.http, "http://localhost"+workloadwire.Service, limit)
-}
+// own is the Workload API.
+type own struct{}
 
-// metadata returns the header which shows that the workload itself sent the request (Workload Endpoint section 6).
-func metadata() http.Header {
+func (own) String() string { return "" }
+
+// Request adds the header which shows that the workload itself sent the request (Workload Endpoint section 6).
+func (own) Request(name string, message []byte) (string, http.Header, []byte, error) {
 	h := make(http.Header)
 	h.Set(workloadwire.Header, "true")
-	return h
+	return "http://localhost" + workloadwire.Service + name, h, message, nil
+}
+
+func (own) Failed(*grpchttp.Error) error { return nil }
+
+// open begins a call.
+func (c *Client) open(ctx context.Context, name string, limit int, message []byte) (*grpchttp.Stream, error) {
+	url, metadata, request, err := c.api.Request(name, message)
+	if err != nil {
+		return nil, err
+	}
+	return grpchttp.NewClient(c.http, "", limit).Stream(ctx, url, metadata, request)
 }
 
 // call makes one unary call, within callTimeout.
-func (c *Client) call(ctx context.Context, name string, limit int, request []byte) ([]byte, error) {
+func (c *Client) call(ctx context.Context, name string, limit int, message []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	data, err := c.rpc(limit).Unary(ctx, name, metadata(), request)
+	s, err := c.open(ctx, name, limit, message)
+	var data []byte
+	if err == nil {
+		defer s.Close()
+		data, err = s.ReceiveOnly()
+	}
 	if err != nil {
 		return nil, c.failure(name, err)
 	}
@@ -167,6 +197,7 @@ func (w *watch[U]) run(ctx context.Context, yield func(U, error) bool) {
 			return
 		}
 		if errors.Is(err, ErrDenied) {
+			err.Final = errors.Is(err, workloadwire.ErrEnded) && !w.received.IsZero() // no longer, and so never again
 			w.received = time.Time{}
 			if w.forget != nil {
 				w.forget()
@@ -235,7 +266,7 @@ func (w *watch[U]) stream(ctx context.Context, yield func(U, error) bool) (good,
 		return w.client.failure(w.name, err)
 	}
 
-	s, err := w.client.rpc(maxMessage).Stream(ctx, w.name, metadata(), w.request)
+	s, err := w.client.open(ctx, w.name, maxMessage, w.request)
 	if err != nil {
 		return false, false, fail(err)
 	}

@@ -70,6 +70,7 @@ func (c *Client) failure(rpc string, err error) *Error {
 	if !ok || !status.Remote {
 		return e
 	}
+	own := c.api.Failed(status)
 	switch status.Code {
 	case grpchttp.PermissionDenied:
 		e.Err = ErrDenied
@@ -81,6 +82,9 @@ func (c *Client) failure(rpc string, err error) *Error {
 	case grpchttp.Unimplemented:
 		e.Err, e.Final = fmt.Errorf("the server does not implement this: %w", errors.ErrUnsupported), true
 	default:
+		e.Err = own
+	}
+	if e.Err == nil {
 		e.Err = errors.New("status " + status.Code.String())
 	}
 	if status.Message != "" {

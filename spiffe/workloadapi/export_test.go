@@ -20,17 +20,8 @@ const (
 	SilenceLimit  = silenceLimit
 )
 
-// Address is what an address was parsed to.
-type Address = address
-
-// Network returns "unix" or "tcp".
-func (a Address) Network() string { return a.network }
-
-// Target returns the path of the socket, or host and port.
-func (a Address) Target() string { return a.target }
-
 // ParseAddress parses the address of a Workload API.
-func ParseAddress(s string) (Address, error) { return parseAddress(s) }
+func ParseAddress(s string) (workloadwire.Address, error) { return parseAddress(s) }
 
 // Corrected returns the address that err suggests, and whether err is one for an address.
 func Corrected(err error) (address string, ok bool) {
@@ -43,7 +34,7 @@ func Corrected(err error) (address string, ok bool) {
 
 // HTTPClient returns the http.Client that is made for an address, with another way to dial.
 func HTTPClient(dial func(ctx context.Context, network, address string) (net.Conn, error)) *http.Client {
-	c := httpClient(address{}, new(conns.Dialed))
+	c := httpClient(workloadwire.Address{}, new(conns.Dialed))
 	c.Transport.(*http.Transport).DialContext = dial
 	return c
 }

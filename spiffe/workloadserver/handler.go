@@ -22,7 +22,9 @@ import (
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/internal/reflection"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
+	"github.com/svidkit/svidkit/spiffe/workloadserver/internal/descriptors"
 )
 
 // Handler serves the Workload API. It is safe for concurrent use. An idle stream costs one goroutine. Close ends the
@@ -67,11 +69,20 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 
 // methods returns the methods by path: reflection, and the API methods that the options enable.
 func (h *Handler) methods() map[string]grpchttp.Method {
-	methods := reflection()
+	methods := reflection.Methods(func(ctx context.Context) []byte {
+		if front := workloadwire.FrontOf(ctx); front != nil {
+			return front.Descriptors()
+		}
+		return descriptors.WorkloadAPI
+	})
 	unary := func(name string, f func(ctx context.Context, request []byte) ([]byte, error)) {
 		methods[workloadwire.Service+name] = grpchttp.Unary(func(ctx context.Context, request []byte) ([]byte, error) {
 			ctx, cancel := context.WithTimeout(ctx, hookTimeout)
 			defer cancel()
+			ctx, request, err := fronted(ctx, request)
+			if err != nil {
+				return nil, err
+			}
 			return f(ctx, request)
 		})
 	}
@@ -110,11 +121,16 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.grpc.Ser
 
 // admit checks a request before its body is read.
 func (h *Handler) admit(r *http.Request) error {
-	if v := r.Header.Values(workloadwire.Header); len(v) != 1 || v[0] != "true" {
+	if front := workloadwire.FrontOf(r.Context()); front != nil {
+		if err := front.Admit(); err != nil {
+			return h.told(r.Context(), r, refusal(err))
+		}
+	} else if v := r.Header.Values(workloadwire.Header); len(v) != 1 || v[0] != "true" {
 		return h.told(r.Context(), r,
 			refuse(grpchttp.InvalidArgument, "no_header", `send the metadata "workload.spiffe.io: true", once`))
 	}
-	if from, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && !h.opts.AnyNetwork {
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err == nil && !h.opts.AnyNetwork && workloadwire.FrontOf(r.Context()) == nil {
 		if ip := from.Addr().Unmap(); !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
 			return h.told(r.Context(), r,
 				refuse(grpchttp.PermissionDenied, "another_machine", "callers from other machines are not served"))
@@ -140,6 +156,19 @@ func (h *Handler) counted(method grpchttp.Method) grpchttp.Method {
 	}
 }
 
+// fronted returns the context and the message of a request, as a Front makes them if there is one.
+func fronted(ctx context.Context, request []byte) (context.Context, []byte, error) {
+	front := workloadwire.FrontOf(ctx)
+	if front == nil {
+		return ctx, request, nil
+	}
+	next, request, err := front.Workload(ctx, request)
+	if err != nil {
+		return ctx, nil, refusal(err)
+	}
+	return next, request, nil
+}
+
 // view is the snapshot and the identities to serve to one caller.
 type view struct {
 	snap *spiffe.Snapshot
@@ -158,14 +187,19 @@ func (h *Handler) look(ctx context.Context) (v view, err error) {
 			return v, failure("provider", err)
 		}
 		svid, _ := v.snap.SVID() // of a snapshot: never an error
-		v.ids = []Identity{{SVID: svid}}
-		return v, nil
+		v.ids = permitted(ctx, []Identity{{SVID: svid}})
+		return v, v.denied()
 	}
-	ctx, cancel := context.WithTimeout(ctx, hookTimeout)
+	hook, cancel := context.WithTimeout(ctx, hookTimeout)
 	defer cancel()
-	ids, denied := h.opts.Identities(ctx)
+	ids, denied := h.opts.Identities(hook)
+	if ctx.Err() != nil { // the hook may have noticed that the workload has ended
+		return v, ended(ctx)
+	}
 	if denied == nil {
 		denied = v.take(ids)
+		v.ids = permitted(ctx, v.ids)
+		denied = cmp.Or(denied, v.denied())
 	}
 	if err != nil && !errors.Is(denied, ErrDenied) { // a denial holds even if the provider fails
 		return v, failure("provider", err)
@@ -205,10 +239,24 @@ func (v *view) take(ids []Identity) error {
 		svid, _ := snap.SVID() // of a snapshot: never an error
 		v.ids = append(v.ids, Identity{SVID: svid, Hint: id.Hint})
 	}
+	return nil
+}
+
+// denied returns an error if there are no identities.
+func (v *view) denied() error {
 	if len(v.ids) == 0 {
-		return ErrDenied
+		return failure("identities", ErrDenied)
 	}
 	return nil
+}
+
+// permitted returns the identities that the Front of ctx permits, if there is one.
+func permitted(ctx context.Context, ids []Identity) []Identity {
+	front := workloadwire.FrontOf(ctx)
+	if front == nil {
+		return ids
+	}
+	return slices.DeleteFunc(ids, func(id Identity) bool { return !front.Permits(id.SVID.ID()) })
 }
 
 // checkIdentities validates the identities that the Identities hook returned.
@@ -273,6 +321,9 @@ func (h *Handler) serve(ctx context.Context, c *grpchttp.Call, begin begin) erro
 		if ctx.Err() != nil {
 			return ended(ctx)
 		}
+		return err
+	}
+	if ctx, request, err = fronted(ctx, request); err != nil {
 		return err
 	}
 	answer, err := begin(c.Request(), request)

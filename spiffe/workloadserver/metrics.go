@@ -21,7 +21,7 @@ func (c *counts) init(h *Handler) {
 	c.refused = c.Counters("svidkit_workloadserver_refused_requests_total",
 		"The number of requests that were refused, by the reason.", "reason",
 		"no_header", "another_machine", "bad_request", "no_identity", "audience", "too_many_streams",
-		"too_many_streams_of_peer")
+		"too_many_streams_of_peer", "broker")
 	c.failed = c.Counters("svidkit_workloadserver_failed_requests_total",
 		"The number of requests that failed without a fault of the caller, by what failed.", "component",
 		"provider", "identities", "issuer", "validator", "response")
@@ -32,7 +32,7 @@ func (c *counts) init(h *Handler) {
 //	svidkit_workloadserver_streams                  open streams, and calls being answered
 //	svidkit_workloadserver_responses_total          responses on streams
 //	svidkit_workloadserver_refused_requests_total   by reason: no_header, another_machine, bad_request, no_identity,
-//	                                                audience, too_many_streams, too_many_streams_of_peer
+//	                                                audience, too_many_streams, too_many_streams_of_peer, broker
 //	svidkit_workloadserver_failed_requests_total    by component: provider, identities, issuer, validator, response
 //
 // No label contains data from a caller.

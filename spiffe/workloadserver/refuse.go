@@ -52,6 +52,15 @@ func badRequest(text string) error {
 	return &callError{status: e, reason: "bad_request", err: errors.New(text)}
 }
 
+// refusal returns the error for a request that a Front refuses with err.
+func refusal(err error) error {
+	e, ok := errors.AsType[*grpchttp.Error](err)
+	if !ok {
+		return failure("identities", err)
+	}
+	return &callError{status: e, reason: "broker", err: err}
+}
+
 func errClosing() error { return status(grpchttp.Unavailable, "the server is shutting down") }
 
 // errDenied returns the error for a caller that has no identity, or not the requested one.
@@ -88,6 +97,12 @@ func tooMany(err error) error {
 // ended returns the status for a context that is done because the client has gone, the deadline has passed, or the
 // server is stopping.
 func ended(ctx context.Context) error {
+	if e, ok := errors.AsType[*grpchttp.Error](context.Cause(ctx)); ok { // of a Front
+		return e
+	}
+	if errors.Is(context.Cause(ctx), fs.ErrNotExist) { // of a Front's workload
+		return status(grpchttp.NotFound, "the workload has ended")
+	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return status(grpchttp.DeadlineExceeded, "the deadline of the call has passed")
 	}
@@ -141,6 +156,14 @@ func hasFailed(ctx context.Context, err error) bool {
 
 // told converts err to the status for the caller. It logs refusals and failures.
 func (h *Handler) told(ctx context.Context, r *http.Request, err error) error {
+	err = h.toldPlainly(ctx, r, err)
+	if front, e := workloadwire.FrontOf(ctx), (*grpchttp.Error)(nil); front != nil && errors.As(err, &e) {
+		front.Tell(e)
+	}
+	return err
+}
+
+func (h *Handler) toldPlainly(ctx context.Context, r *http.Request, err error) error {
 	switch e := err.(type) { // not one that a hook has wrapped
 	case nil, *grpchttp.Error:
 		return err
@@ -151,7 +174,7 @@ func (h *Handler) told(ctx context.Context, r *http.Request, err error) error {
 		h.note(ctx, r, e)
 		return e.status
 	}
-	return h.told(ctx, r, failure("response", err))
+	return h.toldPlainly(ctx, r, failure("response", err))
 }
 
 // note logs and counts e.

@@ -37,6 +37,7 @@ const Header = "workload.spiffe.io"
 var (
 	ErrDenied  error = denied{}
 	ErrNoToken error = noToken{} // is ErrDenied, too
+	ErrEnded   error = ended{}   // is ErrDenied, too
 	ErrRefused       = errors.New("the server refuses the request")
 )
 
@@ -45,6 +46,12 @@ type denied struct{}
 
 func (denied) Error() string   { return "no identity for this caller" }
 func (denied) Withdrawn() bool { return true }
+
+// ended is a denial for good: the workload is not there any more.
+type ended struct{ denied }
+
+func (ended) Error() string        { return "the server knows of no such workload" }
+func (ended) Is(target error) bool { return target == ErrDenied } // itself
 
 // noToken is a denial for a token only: the caller may have identities that get no token.
 type noToken struct{ denied }

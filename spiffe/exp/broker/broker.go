@@ -1,0 +1,225 @@
+// Package broker speaks the SPIFFE Broker API, by which a trusted component of the infrastructure gets the identities
+// of workloads that it represents: a proxy that ends TLS for all workloads of a node, a CSI driver, a deployment tool.
+// It implements the SPIFFE Broker API and the SPIFFE Broker Endpoint, which are Incubating: if they change, so will
+// this package.
+//
+// The component is the broker. It names a workload by a [Reference], and gets a source of the workload's identities,
+// which renews them until the workload ends:
+//
+//	endpoint, err := spiffetls.New(spiffetls.Config{Self: own, Peers: own, Allow: spiffe.AllowIDs(agent)})
+//	…
+//	client, err := broker.NewClient(os.Getenv(broker.SocketEnv), endpoint)
+//	…
+//	workload, err := client.For(broker.Reference{PID: 4711})
+//	…
+//	src, err := workloadapi.Start(ctx, workloadapi.Config{Client: workload})
+//
+// The server is a [Handler] in front of a handler of the Workload API. It knows its callers by their X.509-SVIDs,
+// gives nothing to a broker without a [Grant], and looks up each workload itself:
+//
+//	handler, err := broker.NewHandler(workload, broker.Options{Grant: func(id spiffe.ID) *broker.Grant { … }})
+//	…
+//	server := &unixsocket.Server{Path: "/run/identity/broker.sock", Handler: handler, TLS: endpoint.ConfigureServer}
+//
+// Both sides speak mutual TLS, by a spiffetls.Endpoint each, on Unix sockets too. The policy of the client's Endpoint
+// names the server's ID, because a server with another one could send it false identities and bundles.
+//
+// # What is a workload
+//
+// A process, by its PID: the server finds out what it is, as it does for a process that calls the Workload API itself.
+// A PID means something on one machine and in one PID namespace. So a [Client] sends PIDs to Unix sockets only, and a
+// server takes them only from processes in its own namespace. A later process with the same PID is another workload,
+// for both sides.
+//
+// An object of Kubernetes, by its type and its name, UID or both: which objects there are, and which identities they
+// have, is up to [Options].Resolve.
+//
+// # When a workload ends
+//
+// The server ends the streams with NotFound. The source of a client then returns errors that wrap
+// [spiffe.ErrNotReady], its Run returns an error that wraps [ErrEnded], and it does not begin again. A broker that has
+// written identities to files, or handed them on, must remove them then. While the server does not answer, a client
+// keeps its identities, as it does with the Workload API.
+//
+// # What must not be mixed
+//
+// The identities and bundles of a workload are for operations of that workload alone: a proxy verifies the peers of a
+// workload with the bundles of its own source, and presents no identity of another workload.
+package broker
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"regexp"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/svidkit/svidkit/internal/protofield"
+	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
+)
+
+// SocketEnv is the name of the environment variable in which an operator tells brokers the address of the Broker API
+// (SPIFFE Broker Endpoint, section 4). This package does not read it: see [NewClient].
+const SocketEnv = "SPIFFE_BROKER_SOCKET"
+
+// ErrEnded says that the server knows of no such workload, because it has ended or never was (gRPC's NotFound). It is
+// also workloadapi.ErrDenied, because it withdraws what was received for the workload.
+var ErrEnded = workloadwire.ErrEnded
+
+const (
+	service = "/spiffe.broker.API/"
+	header  = "broker.spiffe.io"
+
+	typePID    = "type.googleapis.com/spiffe.broker.WorkloadPIDReference"
+	typeObject = "type.googleapis.com/spiffe.broker.KubernetesObjectReference"
+)
+
+// The reasons of errors (SPIFFE Broker API section 4.8).
+const (
+	reasonInvalid     = "WORKLOAD_REFERENCE_INVALID"
+	reasonNotFound    = "WORKLOAD_NOT_FOUND"
+	reasonNotEntitled = "WORKLOAD_NOT_ENTITLED"
+)
+
+// methods has the methods of the Broker API by those of the Workload API, whose responses they have.
+var methods = map[string]string{
+	workloadwire.FetchX509SVID:    "SubscribeToX509SVID",
+	workloadwire.FetchX509Bundles: "SubscribeToX509Bundles",
+	workloadwire.FetchJWTSVID:     "FetchJWTSVID",
+	workloadwire.FetchJWTBundles:  "SubscribeToJWTBundles",
+}
+
+// Reference names a workload. Set either PID or Object. Vendors' types of references are not supported.
+type Reference struct {
+	PID    int32  // of a process on this machine; positive
+	Object Object // of Kubernetes
+}
+
+// Object names an object of Kubernetes by its name, its UID or both. With both, they must mean one object.
+type Object struct {
+	Plural    string // of its resource, such as "pods" or "serviceaccounts"
+	Group     string // such as "apps"; "core" for the group without a name
+	Namespace string // "" for an object of the cluster
+	Name      string
+	UID       string // in lower case, with hyphens
+}
+
+// Kind returns what a [Grant] has in References for r: "pid", or the plural of an object's resource with its group,
+// such as "deployments.apps", or without the group "core", such as "pods".
+func (r Reference) Kind() string {
+	switch {
+	case r.Object == Object{}:
+		return "pid"
+	case r.Object.Group == "core":
+		return r.Object.Plural
+	}
+	return r.Object.Plural + "." + r.Object.Group
+}
+
+// String returns the kind and the name of r, for logs. It is not to be parsed.
+func (r Reference) String() string {
+	if o := r.Object; o != (Object{}) {
+		return fmt.Sprintf("%s %q in namespace %q with UID %q", r.Kind(), o.Name, o.Namespace, o.UID)
+	}
+	return fmt.Sprintf("pid %d", r.PID)
+}
+
+var (
+	uidForm  = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	nameForm = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$`)
+)
+
+// check returns an error for a reference that names no workload.
+func (r Reference) check() error {
+	o := r.Object
+	form := func(text string) bool { return text == "" || nameForm.MatchString(text) }
+	switch {
+	case r.PID < 0 || (r.PID == 0) == (o == Object{}):
+		return errors.New("a reference has either a positive PID or an Object")
+	case r.PID > 0:
+		return nil
+	case o.Plural == "" || o.Group == "":
+		return errors.New(`the type of an object has a plural and a group, which is "core" for pods`)
+	case o.Name == "" && (o.UID == "" || o.Namespace != ""):
+		return errors.New("an object has a name or a UID, and a namespace only beside a name")
+	case !form(o.Plural) || !form(o.Group) || !form(o.Namespace) || !form(o.Name):
+		return errors.New("the type, the namespace or the name is none of Kubernetes")
+	case o.UID != "" && !uidForm.MatchString(o.UID):
+		return errors.New("the UID is none of Kubernetes")
+	}
+	return nil
+}
+
+// write adds a WorkloadReference as the first field of a request.
+func (r Reference) write(w *protofield.Writer) {
+	w.Message(1, func(w *protofield.Writer) {
+		if r.PID != 0 {
+			w.Any(1, typePID, func(w *protofield.Writer) { w.Varint(1, uint64(r.PID)) })
+			return
+		}
+		o := r.Object
+		w.Any(1, typeObject, func(w *protofield.Writer) {
+			w.Message(1, func(w *protofield.Writer) {
+				w.Text(1, o.Plural)
+				w.Text(2, o.Group)
+			})
+			if o.Name != "" {
+				w.Message(2, func(w *protofield.Writer) {
+					w.Text(1, o.Namespace)
+					w.Text(2, o.Name)
+				})
+			}
+			w.Text(3, o.UID)
+		})
+	})
+}
+
+// readReference reads the WorkloadReference in a field.
+func readReference(f *protofield.Field) (r Reference, err error) {
+	var url string
+	var value []byte
+	f.Message(func(f *protofield.Field) {
+		if f.Number == 1 && f.Type == protowire.BytesType {
+			url, value = f.Any()
+		}
+	})
+	key := false
+	switch url {
+	case typePID:
+		err = protofield.Read(value, func(f *protofield.Field) {
+			if f.Number == 1 {
+				f.Int32(&r.PID)
+			}
+		})
+	case typeObject:
+		err = protofield.Read(value, func(f *protofield.Field) {
+			switch f.Number {
+			case 1:
+				f.Message(texts(&r.Object.Plural, &r.Object.Group))
+			case 2:
+				key = true
+				f.Message(texts(&r.Object.Namespace, &r.Object.Name))
+			case 3:
+				f.Text(&r.Object.UID)
+			}
+		})
+	case "":
+		err = errors.New("there is no reference to a workload")
+	default:
+		err = errors.New("the server does not know this type of references")
+	}
+	if err == nil && key && r.Object.Name == "" {
+		err = errors.New("the key of an object has no name")
+	}
+	return r, cmp.Or(err, r.check())
+}
+
+// texts reads a message whose fields, from 1, are texts.
+func texts(to ...*string) func(*protofield.Field) {
+	return func(f *protofield.Field) {
+		if n := int(f.Number); n <= len(to) {
+			f.Text(to[n-1])
+		}
+	}
+}

@@ -1,0 +1,147 @@
+// Package reflection answers gRPC server reflection, with which tools without the .proto files discover an API.
+package reflection
+
+import (
+	"context"
+	"io"
+	"slices"
+
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/protofield"
+)
+
+// Methods returns the methods of server reflection, by path. For each stream set returns the descriptors of the
+// services: an encoded google.protobuf.FileDescriptorSet in which each file is after those that it imports.
+func Methods(set func(context.Context) []byte) map[string]grpchttp.Method {
+	methods := make(map[string]grpchttp.Method)
+	for _, version := range []string{"v1", "v1alpha"} {
+		service := "grpc.reflection." + version + ".ServerReflection"
+		methods["/"+service+"/ServerReflectionInfo"] = func(ctx context.Context, c *grpchttp.Call) error {
+			files, services := described(set(ctx))
+			services = append(services, service)
+			for {
+				request, err := c.Receive()
+				if err == io.EOF {
+					return nil
+				}
+				if err != nil {
+					return err
+				}
+				response, err := reflected(files, services, request)
+				if err != nil {
+					return grpchttp.Errorf(grpchttp.InvalidArgument, "the request is not a ServerReflectionRequest")
+				}
+				if err := c.Send(response); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return methods
+}
+
+// file is an encoded FileDescriptorProto.
+type file struct {
+	name    string
+	symbols []string // the full names of its messages, enumerations, services and methods
+	encoded []byte
+}
+
+// described returns the files of a set, and the names of their services.
+func described(set []byte) (files []file, services []string) {
+	err := protofield.Read(set, func(f *protofield.Field) {
+		one := file{encoded: f.Data}
+		pkg := ""
+		f.Message(func(f *protofield.Field) {
+			switch f.Number {
+			case 1:
+				f.Text(&one.name)
+			case 2:
+				f.Text(&pkg)
+				pkg += "."
+			case 4, 5: // messages and enumerations
+				one.symbols = append(one.symbols, pkg+named(f, nil))
+			case 6: // services
+				name := pkg + named(f, func(f *protofield.Field) {
+					one.symbols = append(one.symbols, "."+named(f, nil))
+				})
+				services = append(services, name)
+				for i, method := range one.symbols {
+					if method[0] == '.' {
+						one.symbols[i] = name + method
+					}
+				}
+				one.symbols = append(one.symbols, name)
+			}
+		})
+		files = append(files, one)
+	})
+	if err != nil {
+		panic(err) // the descriptors are part of the program
+	}
+	return files, services
+}
+
+// named returns the name of a descriptor. method, if not nil, reads the methods of a service.
+func named(f *protofield.Field, method func(*protofield.Field)) (name string) {
+	f.Message(func(f *protofield.Field) {
+		switch {
+		case f.Number == 1:
+			f.Text(&name)
+		case f.Number == 2 && method != nil:
+			method(f)
+		}
+	})
+	return name
+}
+
+// reflected answers a ServerReflectionRequest with a ServerReflectionResponse.
+func reflected(files []file, services []string, request []byte) ([]byte, error) {
+	var host, arg string
+	var ask protofield.Number
+	if err := protofield.Read(request, func(f *protofield.Field) {
+		if f.Number == 1 {
+			f.Text(&host)
+		} else if f.Data != nil {
+			ask, arg = f.Number, string(f.Data)
+		}
+	}); err != nil {
+		return nil, err
+	}
+	code, text := grpchttp.NotFound, "not found"
+	last := -1 // index of the file in the answer; the files before it are its imports
+	switch ask {
+	case 3: // file_by_filename
+		last = slices.IndexFunc(files, func(f file) bool { return f.name == arg })
+	case 4: // file_containing_symbol
+		last = slices.IndexFunc(files, func(f file) bool { return slices.Contains(f.symbols, arg) })
+	case 5, 6: // file_containing_extension, all_extension_numbers_of_type
+		text = "there are no extensions"
+	case 7: // list_services
+	default:
+		code, text = grpchttp.Unimplemented, "unknown request"
+	}
+	return protofield.Write(func(w *protofield.Writer) {
+		w.AddText(1, host)
+		w.AddBytes(2, request)
+		switch {
+		case ask == 7:
+			w.Message(6, func(w *protofield.Writer) {
+				for _, name := range services {
+					w.Message(1, func(w *protofield.Writer) { w.AddText(1, name) })
+				}
+			})
+		case last >= 0:
+			w.Message(4, func(w *protofield.Writer) {
+				for ; last >= 0; last-- {
+					w.AddBytes(1, files[last].encoded)
+				}
+			})
+		default:
+			w.Message(7, func(w *protofield.Writer) {
+				w.AddVarint(1, uint64(code))
+				w.AddText(2, text)
+			})
+		}
+	})
+}
