@@ -44,16 +44,18 @@ func main() {
 // options are the flags.
 type options struct {
 	program.Service
-	file, socket, admin, node string
-	td                        spiffe.TrustDomain
-	ca                        caOptions
-	log                       *slog.Logger
+	file, socket, admin, node, broker string
+	td                                spiffe.TrustDomain
+	brokerID                          spiffe.ID
+	ca                                caOptions
+	log                               *slog.Logger
 }
 
 // groups are the groups of flags in -h.
 var groups = []program.FlagGroup{
 	{Title: "Where identities come from", Flags: "ca ca-roots ca-option token-file trust-domain"},
 	{Title: "Who gets what", Flags: "file node socket"},
+	{Title: "For brokers, which speak for workloads", Flags: "broker broker-id"},
 	{Title: "For operators", Flags: "admin"},
 }
 
@@ -69,6 +71,9 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) (err error) 
 	flags.TextVar(&o.td, "trust-domain", spiffe.TrustDomain{}, "`name` of the trust domain; needed but with spire:")
 	flags.StringVar(&o.node, "node", "", "`name` of the Kubernetes node of this pod, for the selectors namespace, "+
 		"account and labels; empty: the file has none of them")
+	flags.StringVar(&o.broker, "broker", "", "`address` of the SPIFFE Broker API, for the brokers in the file: "+
+		"unix:///PATH or tcp://HOST:PORT; empty: none")
+	flags.TextVar(&o.brokerID, "broker-id", spiffe.ID{}, "SPIFFE `ID` of this agent, which brokers expect")
 	demo := flags.Bool("demo", false, "run with a CA and a file of its own in a temporary directory")
 	o.Register(flags)
 	o.ca.register(flags)
@@ -76,6 +81,9 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) (err error) 
 	err = program.Parse(flags, args, out, program.Help{Groups: groups})
 	if err != nil {
 		return err
+	}
+	if (o.broker == "") != o.brokerID.IsZero() {
+		return program.Misused("-broker and -broker-id go together")
 	}
 	if *demo {
 		o.Demo(out, 10*time.Minute)
@@ -131,7 +139,7 @@ func (o *options) prepareDemo(out io.Writer) (dir string, err error) {
 
 // serve runs the agent until ctx is done or a part fails.
 func (o *options) serve(ctx context.Context, from *origin, out io.Writer) error {
-	from.File, from.TrustDomain, from.Node, from.Logger = o.file, o.td, o.node, o.log
+	from.File, from.TrustDomain, from.Node, from.Broker, from.Logger = o.file, o.td, o.node, o.brokerID, o.log
 	agent, err := workloadagent.New(from.Config)
 	if err != nil {
 		return err
@@ -169,7 +177,11 @@ func (o *options) serve(ctx context.Context, from *origin, out io.Writer) error 
 	if err := socket.Listen(); err != nil {
 		return fmt.Errorf("-socket: %w", err)
 	}
-	for _, part := range append(from.run, agent.Run, socket.Run) {
+	brokers, err := o.brokers(agent)
+	if err != nil {
+		return err
+	}
+	for _, part := range append(append(from.run, agent.Run, socket.Run), brokers...) {
 		parts.Go("", part)
 	}
 	if agent.Ready(parts.Context()) == nil {

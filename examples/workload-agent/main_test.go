@@ -80,7 +80,7 @@ func TestExitCodes(t *testing.T) {
 		{"-ca dir:/sys/svidkit -ca-option create=true -trust-domain example.org", "", fmt.Sprintf("give the directory to user %d, as which this runs", os.Getuid()), 1},
 		{made + dir + "/good.json -socket /sys/svidkit/agent.sock", "", "-socket: unixsocket: listen on \"/sys/svidkit/agent.sock\"", 1},
 		{made + dir + "/none.json", "", "none.json: file does not exist", 1},
-		{made + bad, "", bad + `: line 2, column 13: "workload" is not known here: the file can have workloads`, 1},
+		{made + bad, "", bad + `: line 2, column 13: "workload" is not known here: the file can have brokers, workloads`, 1},
 		{made + open, "", "chmod", 1},
 	} {
 		cmd := exec.CommandContext(t.Context(), self, strings.Fields(c.args)...)

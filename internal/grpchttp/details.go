@@ -83,15 +83,7 @@ func (e *Error) readDetails(h http.Header) {
 // readErrorInfo returns the reason in a google.rpc.ErrorInfo, or "" if it is malformed or of another domain.
 func readErrorInfo(info []byte) string {
 	var reason, domain string
-	err := protofield.Read(info, func(f *protofield.Field) {
-		switch f.Number {
-		case 1:
-			f.Text(&reason)
-		case 2:
-			f.Text(&domain)
-		}
-	})
-	if err != nil || domain != errorDomain {
+	if protofield.Read(info, protofield.Texts(&reason, &domain)) != nil || domain != errorDomain {
 		return ""
 	}
 	return reason

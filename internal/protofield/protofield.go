@@ -154,6 +154,15 @@ func (f *Field) Entry(value func(*Field)) (key string) {
 	return key
 }
 
+// Texts returns a function that reads a message whose fields, from 1 on, are strings.
+func Texts(to ...*string) func(*Field) {
+	return func(f *Field) {
+		if n := int(f.Number); n <= len(to) {
+			f.Text(to[n-1])
+		}
+	}
+}
+
 // Any reads an embedded google.protobuf.Any.
 func (f *Field) Any() (url string, value []byte) {
 	f.Message(func(f *Field) {

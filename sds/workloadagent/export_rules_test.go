@@ -4,14 +4,13 @@ import (
 	"testing"
 
 	"github.com/svidkit/svidkit/internal/test/must"
-	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
 // Rules returns what a file with data says.
 func Rules(t testing.TB, data string) *rules {
 	t.Helper()
-	return must.Get(parse([]byte(data), spiffe.TrustDomain{}, true))(t, "%s", data)
+	return must.Get(parse([]byte(data), &Config{Node: "n1"}))(t, "%s", data)
 }
 
 // Grant is an identity of a process.

@@ -17,14 +17,14 @@ func KnowsPod(a *Agent, uid string) bool { return a.pods.All()[uid].Metadata.UID
 
 // Parse returns what is wrong with a file that has data.
 func Parse(data []byte, td spiffe.TrustDomain) error {
-	_, err := parse(data, td, true)
+	_, err := parse(data, &Config{Node: "n1", TrustDomain: td})
 	return err
 }
 
 // Granted returns the paths of the IDs that a process has by a file. A namespace that is empty says that it is in no pod of which
 // the cluster says anything.
 func Granted(data []byte, peer unixsocket.Peer, process unixsocket.Process, namespace, account string, labels map[string]string) (paths []string, err error) {
-	r, err := parse(data, spiffe.TrustDomain{}, true)
+	r, err := parse(data, &Config{Node: "n1"})
 	if err != nil {
 		return nil, err
 	}

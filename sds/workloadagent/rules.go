@@ -13,18 +13,20 @@ import (
 
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/exp/broker"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
-// anyAudience permits each audience.
-const anyAudience = "*"
+// What permits each audience, and each namespace.
+const anyAudience, anyNamespace = "*", "*"
 
 // rules is the content of a file, with the state of its identities. Only that state changes.
 type rules struct {
 	workloads  []workload
 	identities map[spiffe.ID]*identity
 	outputs    []*output
+	brokers    map[spiffe.ID]*broker.Grant
 }
 
 // workload is a rule: which processes get which identities.
@@ -118,15 +120,20 @@ type parser struct {
 	*strictjson.Reader
 	rules
 	data []byte
-	td   spiffe.TrustDomain
-	pods bool // are known
+	cfg  *Config
 	err  error
 }
 
-func parse(data []byte, td spiffe.TrustDomain, pods bool) (*rules, error) {
-	p := &parser{Reader: strictjson.NewReader(data), data: data, td: td, pods: pods,
-		rules: rules{identities: map[spiffe.ID]*identity{}}}
-	p.object("the file", members{"workloads": func() { p.array("workloads", p.workload) }})
+func parse(data []byte, cfg *Config) (*rules, error) {
+	p := &parser{Reader: strictjson.NewReader(data), data: data, cfg: cfg,
+		rules: rules{identities: map[spiffe.ID]*identity{}, brokers: map[spiffe.ID]*broker.Grant{}}}
+	p.object("the file", members{
+		"workloads": func() { p.array("workloads", p.workload) },
+		"brokers":   func() { p.array("brokers", p.broker) },
+	})
+	if !cfg.Broker.IsZero() {
+		p.identities[cfg.Broker] = nil
+	}
 	if e, ok := errors.AsType[*strictjson.Error](p.End()); ok {
 		p.err = nil // it may be about members missing after that
 		p.fail(e.Offset, "%s; see that it is JSON: names and texts in double quotes, commas between, none after "+
@@ -190,6 +197,8 @@ var (
 	podForm = form{regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`),
 		"want a UID, as kubectl get pod NAME -o jsonpath={.metadata.uid} prints it"}
 	nameForm   = form{regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$`), "want a name, as kubectl prints it"}
+	spaceForm  = form{regexp.MustCompile(`^([a-z0-9]([-.a-z0-9]*[a-z0-9])?|\*)$`), "want a namespace, or * for any"}
+	kindForm   = form{regexp.MustCompile(`^(pid|pods|serviceaccounts)$`), "want pid, pods or serviceaccounts"}
 	layoutForm = form{regexp.MustCompile(`^(delivery|split)$`),
 		"want delivery, for credential-bundle.private-key.x509.pem, or split, for cert-chain.pem, key.pem and " +
 			"root-cert.pem"}
@@ -252,7 +261,7 @@ func (p *parser) match() *match {
 	switch {
 	case m.namespace == "" && (m.account != "" || m.labels != nil):
 		p.fail(at, "accounts and labels say something in their namespace alone: add a namespace")
-	case m.namespace != "" && !p.pods:
+	case m.namespace != "" && p.cfg.Node == "":
 		p.fail(at, "this agent does not know the pods of the cluster, as workload-agent does with -node: select "+
 			"by pod, and take the namespace out")
 	case m.uid == nil && m.gid == nil && m.unit == "" && m.pod == "" && m.namespace == "":
@@ -274,10 +283,8 @@ func (p *parser) identity(others []grant) (g grant) {
 					"choose another")
 			}
 		},
-		"audiences": func() {
-			p.array("audiences", func() { g.audiences = append(g.audiences, p.text("an audience", anyForm)) })
-		},
-		"files": func() { p.array("files", p.output) },
+		"audiences": func() { g.audiences = p.list("audiences", anyForm) },
+		"files":     func() { p.array("files", p.output) },
 	})
 	if g.id.IsZero() {
 		p.fail(at, "the identity has no id")
@@ -289,6 +296,39 @@ func (p *parser) identity(others []grant) (g grant) {
 	return g
 }
 
+// list reads a list of texts.
+func (p *parser) list(name string, f form) (all []string) {
+	p.array(name, func() { all = append(all, p.text("one of "+name, f)) })
+	return all
+}
+
+// broker reads what a broker may ask for.
+func (p *parser) broker() {
+	var id spiffe.ID
+	var ids []string
+	var err error
+	g, at := new(broker.Grant), p.Offset()
+	p.object("a broker", members{
+		"id":         func() { id = p.id(nil) },
+		"references": func() { g.References = p.list("references", kindForm) },
+		"namespaces": func() { g.Namespaces = p.list("namespaces", spaceForm) },
+		"audiences":  func() { g.Audiences = p.list("audiences", anyForm) },
+		"identities": func() { ids = p.list("identities", anyForm) },
+	})
+	g.Identities, err = spiffe.ParsePolicy(strings.Join(ids, ", "))
+	switch {
+	case p.cfg.Broker.IsZero():
+		p.fail(at, "this agent serves no brokers, as workload-agent does with -broker: take them out")
+	case id.IsZero() || p.brokers[id] != nil || len(g.References) == 0:
+		p.fail(at, "a broker needs an id that no other has, and references")
+	case err != nil:
+		p.fail(at, "a broker needs identities: IDs, or all below a path with /* at its end: %w", err)
+	case p.cfg.Node == "" && g.Namespaces == nil:
+		g.Namespaces = []string{anyNamespace} // none is known
+	}
+	p.brokers[id] = g
+}
+
 func (p *parser) id(others []grant) spiffe.ID {
 	at := p.Offset()
 	text := p.text("id", anyForm)
@@ -297,8 +337,8 @@ func (p *parser) id(others []grant) spiffe.ID {
 	case err != nil:
 	case id.Path() == "":
 		err = errors.New("it names a trust domain: add the path of the workload")
-	case !p.td.IsZero() && !id.MemberOf(p.td):
-		err = fmt.Errorf("this agent is for the trust domain %s", p.td)
+	case !p.cfg.TrustDomain.IsZero() && !id.MemberOf(p.cfg.TrustDomain):
+		err = fmt.Errorf("this agent is for the trust domain %s", p.cfg.TrustDomain)
 	case slices.ContainsFunc(others, func(o grant) bool { return o.id == id }):
 		err = errors.New("the workload has it already")
 	}

@@ -48,7 +48,7 @@ func TestBadFile(t *testing.T) {
 	for data, want := range map[string]string{
 		``:                           "line 1, column 1: ",
 		`[]`:                         "line 1, column 1: the file has to be an object, in braces",
-		"{\n  \"workload\": []}":     "line 2, column 15: \"workload\" is not known here: the file can have workloads",
+		"{\n  \"workload\": []}":     "line 2, column 15: \"workload\" is not known here: the file can have brokers, workloads",
 		`{"workloads": {}}`:          "line 1, column 15: workloads has to be a list, in brackets",
 		"{\"workloads\": [\n]} x":    "line 2, column 4: ",
 		"{\"workloads\": [\n{},\n]}": "line 3, column 1: ",
@@ -88,7 +88,7 @@ func TestBadFile(t *testing.T) {
 		one(uid, web+","+web):                                "the workload has it already",
 		one(uid, `{"id": "spiffe://example.org/a", "hint": "x"}, {"id": "spiffe://example.org/b", "hint": "x"}`):  "choose another",
 		one(uid, `{"id": "spiffe://example.org/a", "audiences": "*"}`):                                            "audiences has to be a list",
-		one(uid, `{"id": "spiffe://example.org/a", "audiences": [""]}`):                                           "an audience is \"\": want a text in quotes that is not empty",
+		one(uid, `{"id": "spiffe://example.org/a", "audiences": [""]}`):                                           "one of audiences is \"\": want a text in quotes that is not empty",
 		one(uid, `{"id": "spiffe://example.org/a", "files": [{}]}`):                                               "the files need a directory",
 		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "web"}]}`):                                "want an absolute path",
 		one(uid, `{"id": "spiffe://example.org/a", "files": [{"folder": "/a", "tokens": ["x"]}]}`):                "tokens have to be an object, in braces: the audience for the name of each file",

@@ -76,6 +76,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"os"
 	"reflect"
 	"slices"
@@ -125,9 +126,13 @@ type Config struct {
 	IssueJWTSVID    func(ctx context.Context, id spiffe.ID, audience []string) (token string, err error)
 	ValidateJWTSVID func(ctx context.Context, audience, token string) (id spiffe.ID, claims map[string]any, err error)
 
+	// Broker is the agent's own ID, if it serves the SPIFFE Broker API: see [Agent.Broker]. The Source must have its
+	// identity. The API is Incubating: if it changes, so will this field and the members of the file for brokers.
+	Broker spiffe.ID
+
 	// Node is the name of the Kubernetes node that this program runs on, in a pod. The agent then gets the namespaces,
 	// service accounts and labels of its pods from the API server; its service account needs the rights to list and
-	// watch pods. If Node is empty, the file cannot use these selectors.
+	// watch pods, and also service accounts with Broker. If Node is empty, the file cannot use these selectors.
 	Node string
 
 	// Logger gets each version of the file (Info, and Warn if it is refused), and the logs of the servers and the
@@ -152,7 +157,8 @@ type Agent struct {
 	secrets  *sds.Handler
 	mux      *http.ServeMux
 	metrics  metrics.Set
-	pods     *pods // nil without a node
+	pods     *objects // of the node; nil without one
+	accounts *objects // nil without a node or brokers
 
 	life    lifecycle.Life
 	wake    renew.Signal // for work: something changed
@@ -209,7 +215,10 @@ func New(cfg Config) (*Agent, error) {
 		if err != nil {
 			return nil, fmt.Errorf("workloadagent: new: node %s: %w", cfg.Node, err)
 		}
-		a.pods = followPods(api, &cfg)
+		a.pods = followObjects(api, &cfg, "pods", "Pod", url.Values{"fieldSelector": {"spec.nodeName=" + cfg.Node}})
+		if !cfg.Broker.IsZero() {
+			a.accounts = followObjects(api, &cfg, "serviceaccounts", "ServiceAccount", nil)
+		}
 	}
 	a.file = follow.New([]string{cfg.File}, a.take,
 		&follow.Options{Logger: cfg.Logger, Open: func(path string) (*os.File, error) {
@@ -244,7 +253,7 @@ func (a *Agent) take(_ context.Context, files follow.Files) error {
 	if !there {
 		return fmt.Errorf("%s: %w", a.cfg.File, fs.ErrNotExist)
 	}
-	next, err := parse(file.Data, a.cfg.TrustDomain, a.cfg.Node != "")
+	next, err := parse(file.Data, &a.cfg)
 	if err != nil {
 		return fmt.Errorf("%s: %w", a.cfg.File, err)
 	}
@@ -308,6 +317,9 @@ func (a *Agent) work(ctx context.Context) error {
 	defer a.cfg.Source.Subscribe(func(string) { a.wake.Notify() })()
 	wg.Go(func() { _ = a.file.Run(ctx) })
 	var news <-chan struct{} // of pods
+	if a.accounts != nil {
+		wg.Go(func() { a.accounts.Run(ctx) })
+	}
 	if a.pods != nil {
 		wg.Go(func() { a.pods.Run(ctx) })
 		news = a.pods.Keeper.News.Changed()
@@ -429,6 +441,9 @@ func (s tokenSource) Fetch(ctx context.Context, audience ...string) (string, err
 // granted returns the identities of the caller of a request.
 func (a *Agent) granted(ctx context.Context) (*rules, []grant) {
 	r := a.current.Load()
+	if c, ok := ctx.Value(objectKey{}).(caller); ok {
+		return r, r.granted(c)
+	}
 	peer, ok := unixsocket.PeerFromContext(ctx)
 	if !ok {
 		return r, nil

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -152,8 +153,17 @@ func (h *Handler) counted(method grpchttp.Method) grpchttp.Method {
 			return h.told(ctx, c.Request(), tooMany(err))
 		}
 		defer h.shares.Give(p, 1)
-		return h.told(ctx, c.Request(), method(ctx, c))
+		return tell(ctx, h.told(ctx, c.Request(), method(ctx, c)))
 	}
+}
+
+// tell returns an answer as the Front of ctx gives it, if there is one.
+func tell(ctx context.Context, answer error) error {
+	front := workloadwire.FrontOf(ctx)
+	if e, ok := answer.(*grpchttp.Error); ok && front != nil {
+		front.Tell(e)
+	}
+	return answer
 }
 
 // fronted returns the context and the message of a request, as a Front makes them if there is one.
@@ -187,19 +197,19 @@ func (h *Handler) look(ctx context.Context) (v view, err error) {
 			return v, failure("provider", err)
 		}
 		svid, _ := v.snap.SVID() // of a snapshot: never an error
-		v.ids = permitted(ctx, []Identity{{SVID: svid}})
-		return v, v.denied()
+		if v.ids, err = permitted(ctx, []Identity{{SVID: svid}}); err != nil {
+			return v, failure("identities", err)
+		}
+		return v, nil
 	}
 	hook, cancel := context.WithTimeout(ctx, hookTimeout)
 	defer cancel()
 	ids, denied := h.opts.Identities(hook)
-	if ctx.Err() != nil { // the hook may have noticed that the workload has ended
+	if errors.Is(context.Cause(ctx), fs.ErrNotExist) { // the hook has noticed that the workload of a Front has ended
 		return v, ended(ctx)
 	}
 	if denied == nil {
-		denied = v.take(ids)
-		v.ids = permitted(ctx, v.ids)
-		denied = cmp.Or(denied, v.denied())
+		denied = v.take(ctx, ids)
 	}
 	if err != nil && !errors.Is(denied, ErrDenied) { // a denial holds even if the provider fails
 		return v, failure("provider", err)
@@ -219,7 +229,7 @@ func snapshot(p Provider) (*spiffe.Snapshot, error) {
 }
 
 // take adopts the identities that the Identities hook returned. It leaves out those whose Provider is denied.
-func (v *view) take(ids []Identity) error {
+func (v *view) take(ctx context.Context, ids []Identity) (err error) {
 	if err := checkIdentities(ids); err != nil {
 		return err
 	}
@@ -239,24 +249,19 @@ func (v *view) take(ids []Identity) error {
 		svid, _ := snap.SVID() // of a snapshot: never an error
 		v.ids = append(v.ids, Identity{SVID: svid, Hint: id.Hint})
 	}
-	return nil
-}
-
-// denied returns an error if there are no identities.
-func (v *view) denied() error {
-	if len(v.ids) == 0 {
-		return failure("identities", ErrDenied)
-	}
-	return nil
+	v.ids, err = permitted(ctx, v.ids)
+	return err
 }
 
 // permitted returns the identities that the Front of ctx permits, if there is one.
-func permitted(ctx context.Context, ids []Identity) []Identity {
-	front := workloadwire.FrontOf(ctx)
-	if front == nil {
-		return ids
+func permitted(ctx context.Context, ids []Identity) ([]Identity, error) {
+	if front := workloadwire.FrontOf(ctx); front != nil {
+		ids = slices.DeleteFunc(ids, func(id Identity) bool { return !front.Permits(id.SVID.ID()) })
 	}
-	return slices.DeleteFunc(ids, func(id Identity) bool { return !front.Permits(id.SVID.ID()) })
+	if len(ids) == 0 {
+		return nil, ErrDenied
+	}
+	return ids, nil
 }
 
 // checkIdentities validates the identities that the Identities hook returned.

@@ -156,14 +156,6 @@ func hasFailed(ctx context.Context, err error) bool {
 
 // told converts err to the status for the caller. It logs refusals and failures.
 func (h *Handler) told(ctx context.Context, r *http.Request, err error) error {
-	err = h.toldPlainly(ctx, r, err)
-	if front, e := workloadwire.FrontOf(ctx), (*grpchttp.Error)(nil); front != nil && errors.As(err, &e) {
-		front.Tell(e)
-	}
-	return err
-}
-
-func (h *Handler) toldPlainly(ctx context.Context, r *http.Request, err error) error {
 	switch e := err.(type) { // not one that a hook has wrapped
 	case nil, *grpchttp.Error:
 		return err
@@ -174,7 +166,7 @@ func (h *Handler) toldPlainly(ctx context.Context, r *http.Request, err error) e
 		h.note(ctx, r, e)
 		return e.status
 	}
-	return h.toldPlainly(ctx, r, failure("response", err))
+	return h.told(ctx, r, failure("response", err))
 }
 
 // note logs and counts e.

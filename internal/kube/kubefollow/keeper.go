@@ -115,6 +115,18 @@ func (o *Objects[T]) Run(ctx context.Context) {
 	o.Follower.Run(ctx)
 }
 
+// Find returns an object that match accepts, and whether there is one. known is false until the first list is complete.
+func (o *Objects[T]) Find(match func(*T) bool) (item T, found, known bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, item := range o.present {
+		if match(&item) {
+			return item, true, true
+		}
+	}
+	return item, false, o.present != nil
+}
+
 // All returns a copy of the objects; nil until the first list is complete.
 func (o *Objects[T]) All() map[string]T {
 	o.mu.Lock()

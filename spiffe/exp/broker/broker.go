@@ -75,13 +75,6 @@ const (
 	typeObject = "type.googleapis.com/spiffe.broker.KubernetesObjectReference"
 )
 
-// The reasons of errors (SPIFFE Broker API section 4.8).
-const (
-	reasonInvalid     = "WORKLOAD_REFERENCE_INVALID"
-	reasonNotFound    = "WORKLOAD_NOT_FOUND"
-	reasonNotEntitled = "WORKLOAD_NOT_ENTITLED"
-)
-
 // methods has the methods of the Broker API by those of the Workload API, whose responses they have.
 var methods = map[string]string{
 	workloadwire.FetchX509SVID:    "SubscribeToX509SVID",
@@ -196,10 +189,10 @@ func readReference(f *protofield.Field) (r Reference, err error) {
 		err = protofield.Read(value, func(f *protofield.Field) {
 			switch f.Number {
 			case 1:
-				f.Message(texts(&r.Object.Plural, &r.Object.Group))
+				f.Message(protofield.Texts(&r.Object.Plural, &r.Object.Group))
 			case 2:
 				key = true
-				f.Message(texts(&r.Object.Namespace, &r.Object.Name))
+				f.Message(protofield.Texts(&r.Object.Namespace, &r.Object.Name))
 			case 3:
 				f.Text(&r.Object.UID)
 			}
@@ -213,13 +206,4 @@ func readReference(f *protofield.Field) (r Reference, err error) {
 		err = errors.New("the key of an object has no name")
 	}
 	return r, cmp.Or(err, r.check())
-}
-
-// texts reads a message whose fields, from 1, are texts.
-func texts(to ...*string) func(*protofield.Field) {
-	return func(f *protofield.Field) {
-		if n := int(f.Number); n <= len(to) {
-			f.Text(to[n-1])
-		}
-	}
 }

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"runtime"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,9 +33,7 @@ type Client struct {
 	at       workloadwire.Address
 	endpoint *spiffetls.Endpoint
 	open     conns.Dialed
-
-	mu   sync.Mutex
-	http atomic.Pointer[http.Transport]
+	http     atomic.Pointer[http.Transport]
 }
 
 // NewClient returns a client for the server at address, which is unix:///PATH or tcp://HOST:PORT, where HOST is an IP
@@ -56,11 +53,6 @@ func NewClient(address string, endpoint *spiffetls.Endpoint) (*Client, error) {
 
 // renew replaces a transport, whose connection has proved an identity that the server does not accept any more.
 func (c *Client) renew(old *http.Transport) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.http.Load() != old {
-		return nil
-	}
 	t, err := c.endpoint.Transport()
 	if err != nil {
 		return err
@@ -70,7 +62,7 @@ func (c *Client) renew(old *http.Transport) error {
 		return dial(ctx, c.at.Network, c.at.Target)
 	}
 	t.HTTP2 = &http.HTTP2Config{SendPingTimeout: 6 * time.Minute, WriteByteTimeout: 30 * time.Second}
-	if c.http.Store(t); old != nil {
+	if c.http.CompareAndSwap(old, t) && old != nil {
 		old.CloseIdleConnections()
 	}
 	return nil

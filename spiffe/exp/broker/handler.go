@@ -188,18 +188,19 @@ func (c *call) Workload(ctx context.Context, request []byte) (context.Context, [
 
 // refuse returns the answer for a reference that names no workload of the broker (Broker API section 4.8).
 func (c *call) refuse(r Reference, err error) error {
-	code := grpchttp.Unavailable
-	reason, text := "", "the server cannot find workloads now; try again later"
+	code, text := grpchttp.Unavailable, "the server cannot find workloads now; try again later"
 	switch {
 	case errors.Is(err, fs.ErrInvalid):
-		code, reason, text = grpchttp.InvalidArgument, reasonInvalid, strings.ReplaceAll(err.Error(), "\n", ": ")
+		code, text = grpchttp.InvalidArgument, strings.ReplaceAll(err.Error(), "\n", ": ")
 	case errors.Is(err, fs.ErrNotExist):
-		code, reason, text = grpchttp.NotFound, reasonNotFound, "there is no such workload"
+		code, text = grpchttp.NotFound, "there is no such workload"
 	case errors.Is(err, workloadserver.ErrDenied):
-		code, reason, text = grpchttp.PermissionDenied, reasonNotEntitled, "the broker may not have it"
+		code, text = grpchttp.PermissionDenied, "the broker may not have it"
 	}
 	e := grpchttp.Errorf(code, "broker: %q: %s: %s", c.broker, r, text)
-	e.Reason = reason
+	if code == grpchttp.InvalidArgument {
+		e.Reason = "WORKLOAD_REFERENCE_INVALID"
+	}
 	return e
 }
 
@@ -209,13 +210,13 @@ func (c *call) Permits(id spiffe.ID) bool {
 	return g != nil && g.Identities.Check(id) == nil
 }
 
-// Tell adds the reasons.
+// Tell adds the reason (Broker API section 4.8).
 func (c *call) Tell(e *grpchttp.Error) {
 	switch {
-	case e.Reason != "" || !c.admitted:
+	case !c.admitted:
 	case e.Code == grpchttp.PermissionDenied:
-		e.Reason = reasonNotEntitled
+		e.Reason = "WORKLOAD_NOT_ENTITLED"
 	case e.Code == grpchttp.NotFound:
-		e.Reason = reasonNotFound
+		e.Reason = "WORKLOAD_NOT_FOUND"
 	}
 }

@@ -246,11 +246,7 @@ func WriteJWTSVIDRequest(audience []string, id string) ([]byte, error) {
 // ReadTexts reads a message whose fields, from 1, are single texts: a request of ValidateJWTSVID has an audience and
 // a token, a request of FetchWITSVID an ID.
 func ReadTexts(data []byte, to ...*string) error {
-	return read(data, 16, func(f *protofield.Field) {
-		if n := int(f.Number); n <= len(to) {
-			f.Text(to[n-1])
-		}
-	})
+	return read(data, 16, protofield.Texts(to...))
 }
 
 // WriteTexts returns a message that [ReadTexts] reads.
