@@ -19,7 +19,7 @@
 //
 //	handler, err := broker.NewHandler(workload, broker.Options{Grant: func(id spiffe.ID) *broker.Grant { … }})
 //	…
-//	server := &unixsocket.Server{Path: "/run/identity/broker.sock", Handler: handler, TLS: endpoint.ConfigureServer}
+//	server := &unixsocket.Server{Path: "/run/identity/broker.sock", Handler: handler, Serve: endpoint.Serve}
 //
 // Both sides speak mutual TLS, by a spiffetls.Endpoint each, on Unix sockets too. The policy of the client's Endpoint
 // names the server's ID, because a server with another one could send it false identities and bundles.
@@ -119,7 +119,9 @@ func (r Reference) String() string {
 }
 
 var (
-	uidForm  = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	uidForm = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+	// a DNS name, whose last label is no number (RFC 1123 section 2.1)
+	hostForm = regexp.MustCompile(`^(?i)([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\.)*[a-z]([-a-z0-9]{0,61}[a-z0-9])?\.?$`)
 	nameForm = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$`)
 )
 

@@ -63,7 +63,7 @@ type Options struct {
 }
 
 // Handler serves the Broker API. It needs a server that proves its clients by [spiffetls.Endpoint.ConfigureServer],
-// such as a unixsocket.Server with TLS. It is safe for concurrent use.
+// such as a unixsocket.Server whose Serve is that of an Endpoint. It is safe for concurrent use.
 //
 // A client whose certificate has expired is told so with Unauthenticated, on open streams too. A broker has as many
 // streams at a time as the Workload API's handler permits one peer, over all its connections.
