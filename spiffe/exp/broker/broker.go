@@ -1,7 +1,7 @@
 // Package broker speaks the SPIFFE Broker API, by which a trusted component of the infrastructure gets the identities
 // of workloads that it represents: a proxy that ends TLS for all workloads of a node, a CSI driver, a deployment tool.
-// It implements the SPIFFE Broker API and the SPIFFE Broker Endpoint, which are Incubating: if they change, so will
-// this package.
+// It implements the SPIFFE Broker API and the SPIFFE Broker Endpoint as of revision
+// 665a28f3253ecdce59f26f3ef29c0d6408b37c3d of the standards. They are Incubating: if they change, so will this package.
 //
 // The component is the broker. It names a workload by a [Reference], and gets a source of the workload's identities,
 // which renews them until the workload ends:
