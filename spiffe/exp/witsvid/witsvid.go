@@ -19,7 +19,7 @@
 //     challenge instead of a 400. The two forms do not interoperate over HTTP
 //
 // Nothing else in this library imports the package, and a trust bundle has keys for it only after
-// [spiffe.ParseBundleWIT].
+// [spiffe.ParseBundleWIT], [spiffe.ParseJWKSWIT] or a watch of WIT bundles.
 //
 // # Use
 //
