@@ -238,7 +238,8 @@ func signer(t testing.TB, s workloadapi.TokenSVID) crypto.Signer {
 // WIT-SVIDs from the issuer to a workload that proves itself with one, for a day.
 func TestServeWIT(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "WAPI-60", "WAPI-62", "WAPI-63", "WAPI-7", "WAPI-8", "WAPI-10", "WAPI-26", "STAB-2", "WIT-52")
+	conformance.Covers(t, "WAPI-60", "WAPI-62", "WAPI-63", "WAPI-64", "WAPI-7", "WAPI-8", "WAPI-10", "WAPI-21", "WAPI-26",
+		"STAB-2", "WIT-52")
 	synctest.Test(t, func(t *testing.T) {
 		home := workloadtest.NewDomain(t, "example.org")
 		issuer := newWITs(t, home)
@@ -522,7 +523,7 @@ const lastWait = 30 * time.Second // between two attempts, at most
 // A caller without an identity, or without that one, is denied; a malformed request is refused.
 func TestServeWITRefuses(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "WAPI-61", "WAPI-13", "WEP-6", "WEP-16")
+	conformance.Covers(t, "WAPI-61", "WAPI-64", "WAPI-23", "WEP-6", "WEP-16")
 	home := workloadtest.NewDomain(t, "example.org")
 	issuer := newWITs(t, home)
 	ids := []workloadserver.Identity{{SVID: home.SVID("/web")}}
@@ -568,7 +569,7 @@ func TestServeWITRefuses(t *testing.T) {
 // What each caller is told of whose WIT-SVIDs it may trust.
 func TestServeWITBundles(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "WAPI-62", "WAPI-61", "WAPI-20", "WIT-60", "WIT-61", "WIT-63")
+	conformance.Covers(t, "WAPI-62", "WAPI-61", "WAPI-20", "WIT-61", "WIT-63")
 	home, other, third := workloadtest.NewDomain(t, "example.org"), workloadtest.NewDomain(t, "other.test"), workloadtest.NewDomain(t, "third.test")
 	i1, i2, i3 := newWITs(t, home), newWITs(t, home), newWITs(t, other)
 	tricky := namedWITs(t, home, `"use":"wit-svid",`)
