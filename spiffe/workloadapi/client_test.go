@@ -278,13 +278,13 @@ func TestWIT(t *testing.T) {
 				got = append(got, "error")
 				continue
 			}
-			text := ""
+			var text strings.Builder
 			for b := range u.Bundles.All() {
 				contents := b.Contents()
 				assert.Empty(t, contents.JWTAuthorities, "they are for WIT-SVIDs alone")
-				text += fmt.Sprint(b.TrustDomain(), slices.Sorted(maps.Keys(contents.WITAuthorities)), " ")
+				fmt.Fprint(&text, b.TrustDomain(), slices.Sorted(maps.Keys(contents.WITAuthorities)), " ")
 			}
-			got = append(got, fmt.Sprint(text, len(u.Skipped), " skipped"))
+			got = append(got, fmt.Sprint(text.String(), len(u.Skipped), " skipped"))
 		}
 		assert.Equal(t, []string{
 			"example.org [1 2] other.test [3] third.test [] 2 skipped",
