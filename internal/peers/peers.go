@@ -80,9 +80,15 @@ func peerOf(name string) (*peer, error) {
 		return nil, err
 	}
 	return &peer{filepath.Join(name+"-"+sum, name), func(path string) error {
-		cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", path, p.pkg)
+		cgo := "CGO_ENABLED=0"
+		if name == "spire-server" {
+			cgo = "CGO_ENABLED=1" // its database, SQLite, is in C
+		}
+		// With the tags, all that is not in C is compiled once for both.
+		cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-tags=netgo,osusergo", "-o", path,
+			p.pkg)
 		cmd.Dir = module
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=")
+		cmd.Env = append(os.Environ(), cgo, "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=")
 		return run(cmd)
 	}}, nil
 }
