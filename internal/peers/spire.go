@@ -203,7 +203,8 @@ func (s *SPIRE) ServerCLI(t testing.TB, args ...string) string {
 	return out
 }
 
-// AgentCLI runs a command of the agent's program, such as "api", "fetch", "x509", with the address of the Workload API.
+// AgentCLI runs a command of the agent's program, such as "api", "fetch", "x509", with the address of the Workload
+// API.
 func (s *SPIRE) AgentCLI(args ...string) (string, error) {
 	return cli(s.agentProgram, s.AgentSocket, args)
 }
@@ -243,7 +244,8 @@ func (s *SPIRE) Bundle(t testing.TB) *spiffe.Bundle {
 }
 
 // LocalAuthority does a step of a rotation, in this order: prepare, activate, taint, revoke. The kind is x509 or jwt.
-// When x509 is tainted, it waits until the agent has replaced its own certificate, which revoke would make useless.
+// When x509 is tainted, it waits until the agent has replaced its own certificate, which revoke would make useless. If
+// workloads have certificates of the tainted CA, the agent drops them and may deny an identity until it has others.
 func (s *SPIRE) LocalAuthority(t testing.TB, kind, step string) {
 	t.Helper()
 	args := []string{"localauthority", kind, step}

@@ -17,16 +17,13 @@ import (
 
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/internal/test/must"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
-// ends returns when the certificate ends.
-func (w *workload) ends(t *testing.T) time.Time { return must.Get(w.SVID())(t).NotAfter() }
-
-// answer waits for an agent, and returns the identity that a new stream has of it, and when that was.
+// answer waits for an agent, and returns the identity that a new stream has of it, and when that was. One with less
+// than 30 seconds left is overdue: the agent is about to replace it.
 func answer(ctx context.Context, address string) (*spiffe.SVID, time.Time) {
 	for ; ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
 		c, err := workloadapi.NewClient(address, nil)
@@ -34,12 +31,14 @@ func answer(ctx context.Context, address string) (*spiffe.SVID, time.Time) {
 			break
 		}
 		for u, err := range c.WatchX509SVIDs(ctx) {
-			c.CloseIdleConnections()
-			if err == nil {
-				return u.Identities[0].SVID, time.Now()
+			if err != nil {
+				break
 			}
-			break
+			if svid := u.Identities[0].SVID; time.Until(svid.NotAfter()) > 30*time.Second {
+				return svid, time.Now()
+			}
 		}
+		c.CloseIdleConnections()
 	}
 	return nil, time.Time{}
 }
@@ -54,17 +53,18 @@ type outages struct {
 	count     int
 }
 
-// outage takes the agent away at some moment for up to 27 seconds, and as long as it has left a certificate and a token
-// to live, which is 27 seconds or more by how SPIRE renews, except after another outage. A source that is started
-// during the outage has its identity as soon as the others.
+// outage takes the agent away at some moment for up to 27 seconds, and no longer than the certificates and the token
+// that it has left live, less three seconds. A source that is started during the outage has its identity as soon as
+// the others.
 func (o *outages) outage(away, back func()) {
 	t := o.t
 	t.Helper()
 	time.Sleep(rand.N(3 * time.Second))
 	lasts := 15*time.Second + rand.N(12*time.Second)
-	for _, end := range []time.Time{o.token().Expires, o.workloads[0].ends(t), o.workloads[1].ends(t)} {
-		lasts = min(lasts, time.Until(end)-3*time.Second)
+	for _, w := range o.workloads {
+		lasts = min(lasts, time.Until(must.Get(w.SVID())(t).NotAfter())-3*time.Second)
 	}
+	lasts = min(lasts, time.Until(o.token().Expires)-3*time.Second)
 	away()
 	begin := time.Now()
 	time.Sleep(lasts / 2)
@@ -108,18 +108,14 @@ func (o *outages) outage(away, back func()) {
 // until waits for what all workloads see.
 func (o *outages) until(what string, ok func(*workload) bool) {
 	o.t.Helper()
-	require.Eventually(o.t, func() bool {
-		for _, w := range o.workloads {
-			if !ok(w) {
-				return false
-			}
-		}
-		return true
-	}, 30*time.Second, 20*time.Millisecond, what)
+	for _, w := range o.workloads {
+		eventually(o.t, what, func() bool { return ok(w) })
+	}
 }
 
-// rotate has SPIRE sign with a new CA and a new key for JWT-SVIDs. What it returns revokes those of before, once nothing
-// of them is in use.
+// rotate has SPIRE sign with a new CA and a new key for JWT-SVIDs. What it returns revokes those of before, once
+// nothing of them is in use: an agent may deny the identity for some milliseconds while it replaces tainted
+// certificates.
 func (o *outages) rotate() (revoke func()) {
 	t, s := o.t, o.s
 	old := must.Get(o.workloads[0].SVID())(t).Leaf().AuthorityKeyId
@@ -161,15 +157,13 @@ func (o *outages) token() *jwtsvid.Unverified {
 // and the CA is replaced. The source of go-spiffe does the same beside, and does not fail the test.
 func TestSPIREOutages(t *testing.T) {
 	t.Parallel()
-	rounds.Slow(t)
 	s := peers.NewSPIRE(t, peers.SPIREOptions{CATTL: 10 * time.Minute})
 	s.Register(t, "/web")
 	o := &outages{t: t, s: s, workloads: []*workload{newWorkload(t, s, s.TrustDomain),
 		newWorkload(t, s, s.TrustDomain)}}
 	o.cache = must.Get(jwtsvid.NewCache(o.workloads[0], nil))(t)
-	noLeeway := time.Duration(0)
 	validator := must.Get(jwtsvid.NewValidator(o.workloads[1], []string{"db"},
-		&jwtsvid.ValidatorOptions{Leeway: &noLeeway}))(t)
+		&jwtsvid.ValidatorOptions{Leeway: new(time.Duration)}))(t)
 	peer := must.Get(peerapi.NewX509Source(t.Context(),
 		peerapi.WithClientOptions(peerapi.WithAddr(s.WorkloadAPI()))))(t)
 	t.Cleanup(func() { _ = peer.Close() })
