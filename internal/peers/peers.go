@@ -1,7 +1,7 @@
 // Package peers has real programs of others, which our tests run against: the API server of Kubernetes with its etcd,
-// what a kubelet does for certificates of pods, Istio's CA server, agent and injector (istioctl), step-ca, OpenBao,
-// Keycloak, Athenz's client of ZTS, a Python client of the Workload API, nats-server, and MariaDB, Redis and
-// PostgreSQL of Debian. The proofs are its tests.
+// what a kubelet does for certificates of pods, SPIRE's server and agent, Istio's CA server, agent and injector
+// (istioctl), step-ca, OpenBao, Keycloak, Athenz's client of ZTS, a Python client of the Workload API, nats-server, and
+// MariaDB, Redis and PostgreSQL of Debian. The proofs are its tests.
 //
 // The programs are built from published modules, each with a module file of its own below programs, so that nothing
 // of theirs reaches another go.mod. They are built once for a user of a machine, and kept in the user's cache
@@ -80,9 +80,15 @@ func peerOf(name string) (*peer, error) {
 		return nil, err
 	}
 	return &peer{filepath.Join(name+"-"+sum, name), func(path string) error {
-		cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", path, p.pkg)
+		cgo := "CGO_ENABLED=0"
+		if name == "spire-server" {
+			cgo = "CGO_ENABLED=1" // its database, SQLite, is in C
+		}
+		// With the tags, all that is not in C is compiled once for both.
+		cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-tags=netgo,osusergo", "-o", path,
+			p.pkg)
 		cmd.Dir = module
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=")
+		cmd.Env = append(os.Environ(), cgo, "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=")
 		return run(cmd)
 	}}, nil
 }
