@@ -24,7 +24,6 @@ type Client struct {
 	http   *http.Client
 	api    workloadwire.API
 	conns  conns.Dialed // none with an HTTP client of the caller
-	socket string       // the path of a Unix socket; empty with an HTTP client of the caller
 }
 
 // NewClient returns a client for the server at address, such as "unix:///run/agent/api.sock": see [Config]. It does
@@ -49,9 +48,6 @@ func NewClient(address string, via *http.Client) (*Client, error) {
 	c.server = a.String()
 	if c.http == nil {
 		c.http = httpClient(a, &c.conns)
-		if a.network == "unix" {
-			c.socket = a.target
-		}
 	}
 	return c, nil
 }
@@ -214,21 +210,19 @@ func (w *watch[U]) run(ctx context.Context, yield func(U, error) bool) {
 		if !yield(none, err) || err.Final {
 			return
 		}
-		w.client.wait(ctx, err)
+		wait(ctx, err)
 	}
 }
 
 // wait waits for err.RetryIn or, if nothing listened at a Unix socket, until something does.
-func (c *Client) wait(ctx context.Context, err *Error) {
-	end := time.Now().Add(err.RetryIn)
-	failed, ok := errors.AsType[*net.OpError](err)
-	if c.socket == "" || !ok || failed.Op != "dial" {
-		renew.Wait(ctx, err.RetryIn, nil)
-		return
+func wait(ctx context.Context, err *Error) {
+	socket, step := "", err.RetryIn
+	if failed, ok := errors.AsType[*net.OpError](err); ok && failed.Op == "dial" && failed.Net == "unix" {
+		socket, step = failed.Addr.String(), lookInterval
 	}
-	for left := err.RetryIn; left > 0 && ctx.Err() == nil; left = time.Until(end) {
-		renew.Wait(ctx, min(left, lookInterval), nil)
-		if conn, err := net.Dial("unix", c.socket); err == nil {
+	for end := time.Now().Add(err.RetryIn); ctx.Err() == nil && time.Now().Before(end); {
+		renew.Wait(ctx, min(step, time.Until(end)), nil)
+		if conn, err := net.Dial("unix", socket); err == nil {
 			_ = conn.Close() // the next stream makes its own
 			return
 		}

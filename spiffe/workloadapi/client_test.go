@@ -657,7 +657,7 @@ func TestWaitForSocket(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		begin := time.Now()
-		workloadapi.Wait(ctx, c, failed)
+		workloadapi.Wait(ctx, failed)
 		require.NoError(t, ctx.Err())
 		return time.Since(begin)
 	}
