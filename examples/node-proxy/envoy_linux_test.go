@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/envoytest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/programtest"
+	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
@@ -34,8 +35,6 @@ import (
 )
 
 const (
-	patient  = time.Minute
-	often    = 5 * time.Millisecond
 	many     = 100              // workloads
 	under    = 15 * time.Second // load
 	rotation = 3 * time.Second  // of all certificates
@@ -122,7 +121,7 @@ func startNode(t testing.TB, n int) *node {
 func (d *node) startEnvoy() {
 	app := serveApp(d.t)
 	config := string(must.Get(os.ReadFile("envoy.yaml"))(d.t))
-	for old, with := range map[string]string{"/run/svidkit/node.sock": "./s", "9901": "0", "8443": "0", "8080": app} {
+	for old, with := range map[string]string{"/run/node-proxy/sds.sock": "./s", "9901": "0", "8443": "0", "8080": app} {
 		require.Equal(d.t, 1, strings.Count(config, old))
 		config = strings.Replace(config, old, with, 1)
 	}
@@ -264,8 +263,8 @@ func TestEnvoy(t *testing.T) {
 	assert.GreaterOrEqual(t, time.Since(begin), lifetime, "the first certificates have ended")
 	assert.Less(t, share(gone, 50), time.Second)
 	assert.Equal(t, many+1, d.served(), "the secrets of those that ended were withdrawn")
-	t.Logf("%d requests, %d failed; %d rotations of %d certificates; %d workloads ended; first handshakes: p50 %v, p99 %v; "+
-		"gone after: p50 %v, p99 %v, longest %v", done, len(failed), rotations, many, len(gone), share(first, 50),
+	t.Logf("%d requests, %d failed; %d rotations of %d certificates; %d workloads ended; first handshakes: p50 %v, "+
+		"p99 %v; gone after: p50 %v, p99 %v, longest %v", done, len(failed), rotations, many, len(gone), share(first, 50),
 		share(first, 99), share(gone, 50), share(gone, 99), share(gone, 100))
 
 	// Names of no workload fail at once, and so does a process for which the proxy may not speak.
@@ -286,4 +285,47 @@ func TestEnvoy(t *testing.T) {
 	require.NoError(t, d.ask(d.workloads[0], d.workloads[0].name))
 	assert.Equal(t, 2, d.served())
 	assert.NotContains(t, d.logs.String(), "level=ERROR")
+}
+
+// TestOtherUser: an Envoy of another user gets nothing.
+func TestOtherUser(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "n")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	api := workloadapitest.NewServer(t, spiffetest.NewCA(t, "example.org"), "/proxy")
+	for uid, want := range map[int]string{os.Getuid() + 1: "secrets are for user", os.Getuid(): "a name has no certificate"} {
+		log, out := new(programtest.Log), new(programtest.Log)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		socket := filepath.Join(dir, fmt.Sprint(uid))
+		go func() {
+			done <- run(ctx, []string{"-workload-api", api.Config().Address, "-broker", "unix://" + dir + "/none", "-server-id",
+				"spiffe://example.org/agent", "-socket", socket, "-admin=", "-envoy-uid", fmt.Sprint(uid)}, out, log)
+		}()
+		require.Eventually(t, func() bool { return strings.Contains(out.String(), "ready: unix://"+socket) }, patient, often)
+		client := sds.UnixClient(socket)
+		roots := make(chan bool, 1)
+		var streams sync.WaitGroup
+		streams.Go(func() {
+			for range sds.NewClient(client, "http://localhost").Watch(ctx, "default") {
+			}
+		})
+		streams.Go(func() {
+			for range sds.NewClient(client, "http://localhost").Watch(ctx, "ROOTCA") {
+				roots <- true
+				return
+			}
+		})
+		require.Eventually(t, func() bool { return strings.Contains(log.String(), want) }, patient, often)
+		if uid == os.Getuid() {
+			<-roots
+		} else {
+			assert.Empty(t, roots)
+		}
+		cancel()
+		streams.Wait()
+		client.CloseIdleConnections()
+		assert.NoError(t, <-done)
+	}
 }

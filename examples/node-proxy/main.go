@@ -21,6 +21,7 @@ import (
 
 	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/examples/internal/statuspage"
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/spiffe"
@@ -61,7 +62,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) (err error) 
 		"(default: that in "+workloadapi.SocketEnv+")")
 	flags.StringVar(&o.broker, "broker", "", "`address` of the Broker API (default: that in "+broker.SocketEnv+")")
 	flags.TextVar(&o.server, "server-id", spiffe.ID{}, "SPIFFE `ID` of the server of the Broker API; needed")
-	flags.StringVar(&o.socket, "socket", "/run/svidkit/node.sock", "`path` of the socket of SDS")
+	flags.StringVar(&o.socket, "socket", "/run/node-proxy/sds.sock", "`path` of the socket of SDS")
 	flags.UintVar(&o.uid, "envoy-uid", uint(max(os.Getuid(), 0)), "`number` of the user whose Envoy gets the secrets")
 	flags.UintVar(&o.most, "max-workloads", 500, "`number` of workloads that are served at a time")
 	flags.StringVar(&o.admin, "admin", "127.0.0.1:15028",
@@ -112,7 +113,8 @@ func (o *options) serve(ctx context.Context, out io.Writer) error {
 	defer client.Close()
 	parts := program.NewGroup(ctx)
 	defer parts.Stop()
-	all := &workloads{ctx: parts.Context(), client: client, most: int(o.most), log: o.log, running: map[string]*workload{}}
+	all := &workloads{ctx: parts.Context(), client: client, most: int(o.most), log: o.log,
+		none: ratelog.New(o.log, 0), running: map[string]*workload{}}
 	roots := sdssource.FromIdentity(own) // and not its key, with which an Envoy could call the Broker API
 	source, err := sdssource.Mux(map[string]sds.Source{"ROOTCA": roots, "ALL": roots, "*": all})
 	if err != nil {

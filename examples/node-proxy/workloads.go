@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/sds/sdssource"
@@ -28,6 +31,7 @@ type workloads struct {
 	client *broker.Client
 	most   int // workloads at a time
 	log    *slog.Logger
+	none   *ratelog.Log // of names without a certificate, which clients of the Envoys choose
 	wg     sync.WaitGroup
 
 	mu      sync.Mutex
@@ -46,47 +50,43 @@ type workload struct {
 	served  atomic.Bool // an Envoy has asked for its certificate, and may have it
 }
 
+var form = regexp.MustCompile(`^(?:([1-9][0-9]*)\.pid|(.+)\.([^.]+)\.(pod|account))$`)
+
 // reference returns what a name means: PID.pid, NAME.NAMESPACE.pod or NAME.NAMESPACE.account.
 func reference(name string) (broker.Reference, error) {
-	rest, kind := cutLast(strings.ToLower(name)) // as names of DNS have no case
-	if kind == "pid" {
-		pid, err := strconv.ParseUint(rest, 10, 31)
-		if err == nil && rest == strconv.FormatUint(pid, 10) {
-			return broker.Reference{PID: int32(pid)}, nil
-		}
+	m := form.FindStringSubmatch(strings.ToLower(name)) // as names of DNS have no case
+	if m == nil {
+		return broker.Reference{}, errors.New("it is none of PID.pid, NAME.NAMESPACE.pod and NAME.NAMESPACE.account")
 	}
-	plural := map[string]string{"pod": "pods", "account": "serviceaccounts"}[kind]
-	if object, namespace := cutLast(rest); plural != "" && object != "" {
-		return broker.Reference{Object: broker.Object{Plural: plural, Group: "core", Namespace: namespace,
-			Name: object}}, nil
+	if m[1] != "" {
+		pid, err := strconv.ParseInt(m[1], 10, 32)
+		return broker.Reference{PID: int32(pid)}, err
 	}
-	return broker.Reference{}, errors.New("it is none of PID.pid, NAME.NAMESPACE.pod and NAME.NAMESPACE.account")
-}
-
-func cutLast(name string) (before, last string) {
-	i := max(strings.LastIndexByte(name, '.'), 0)
-	return name[:i], strings.TrimPrefix(name[i:], ".")
+	plural := map[string]string{"pod": "pods", "account": "serviceaccounts"}[m[4]]
+	return broker.Reference{Object: broker.Object{Plural: plural, Group: "core", Namespace: m[3], Name: m[2]}}, nil
 }
 
 // GenerateSecret returns the certificate of a workload. The first call for a name begins to follow the workload.
-func (s *workloads) GenerateSecret(ctx context.Context, name string) (*pki.Secret, error) {
+func (s *workloads) GenerateSecret(ctx context.Context, name string) (secret *pki.Secret, err error) {
 	w, err := s.follow(name)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		waiting, cancel := context.WithCancel(ctx)
+		defer context.AfterFunc(w.ctx, cancel)()
+		secret, err = w.secrets.GenerateSecret(waiting, "default")
+		switch cause := context.Cause(w.ctx); {
+		case err == nil || s.ctx.Err() != nil:
+		case cause == errUnused: // by an earlier stream
+			return s.GenerateSecret(ctx, name)
+		case cause != nil || errors.Is(err, fs.ErrNotExist): // the next request asks again
+			_, why := w.SVID()
+			s.end(name, w, why)
+			err = fmt.Errorf("%w: %w", fs.ErrNotExist, cmp.Or(why, err))
+		}
 	}
-	waiting, cancel := context.WithCancel(ctx)
-	defer context.AfterFunc(w.ctx, cancel)()
-	secret, err := w.secrets.GenerateSecret(waiting, "default")
-	svid, why := w.SVID()
-	switch ended := context.Cause(w.ctx); {
-	case err == nil && why == nil && !w.served.Swap(true):
-		s.log.Info("node-proxy: a workload is served", slog.String("name", name), slog.String("id", svid.ID().String()))
-	case err == nil || s.ctx.Err() != nil:
-	case ended == errUnused: // by an earlier stream
-		return s.GenerateSecret(ctx, name)
-	case ended != nil || errors.Is(err, fs.ErrNotExist): // the next request asks again
-		s.end(name, w, why)
-		return nil, fmt.Errorf("%w: %w", fs.ErrNotExist, why)
+	if errors.Is(err, fs.ErrNotExist) {
+		s.none.Warn("node-proxy: a name has no certificate", "no workload", slog.String("name", name), slog.Any("err", err))
+	} else if err == nil && !w.served.Swap(true) {
+		s.log.Info("node-proxy: a workload is served", slog.String("name", name))
 	}
 	return secret, err
 }
@@ -104,16 +104,16 @@ func (s *workloads) follow(name string) (*workload, error) {
 	if w := s.running[name]; w != nil {
 		return w, nil
 	}
-	if len(s.running) >= s.most || s.ctx.Err() != nil {
-		return nil, fmt.Errorf("there are %d workloads already: wait, or raise -max-workloads", len(s.running))
-	}
 	of, err := reference(name)
 	var client *workloadapi.Client
 	if err == nil {
 		client, err = s.client.For(of)
 	}
-	if err != nil { // there is no such process, or the name is none of Kubernetes
+	switch {
+	case err != nil: // there is no such process, or the name is none of Kubernetes
 		return nil, fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+	case len(s.running) >= s.most || s.ctx.Err() != nil:
+		return nil, fmt.Errorf("there are %d workloads already: wait, or raise -max-workloads", len(s.running))
 	}
 	w := new(workload)
 	if w.Source, err = workloadapi.New(workloadapi.Config{Client: client}); err != nil {
