@@ -36,6 +36,7 @@
 //	spiffe/spiffegrpc       credentials and interceptors for grpc-go; a module of its own
 //	spiffe/gospiffe         adapters to and from go-spiffe; a module of its own
 //	spiffe/exp/witsvid      WIT-SVIDs and their proofs of possession (experimental)
+//	spiffe/exp/broker       the Broker API, for a proxy or agent that speaks for workloads (experimental)
 //
 // For agents and Envoy:
 //

@@ -28,9 +28,8 @@ type BundleContents struct {
 	JWTAuthorities map[string]crypto.PublicKey
 
 	// WITAuthorities are the keys that sign WIT-SVIDs, of the same kinds: none in a bundle unless they came from
-	// [NewBundle] or [ParseBundleWIT]. A key ID must not belong to a JWT
-	// authority as well. The standard is Incubating, and older consumers may refuse a document with these keys; see
-	// [Bundle.Marshal].
+	// [NewBundle], [ParseBundleWIT] or [ParseJWKSWIT]. A key ID must not belong to a JWT authority as well. The
+	// standard is Incubating, and older consumers may refuse a document with these keys; see [Bundle.Marshal].
 	WITAuthorities map[string]crypto.PublicKey
 
 	// Sequence is nil for none. A publisher should set it, and must increase it with every change of

@@ -32,7 +32,7 @@ const (
 const (
 	useX509 = "x509-svid"
 	useJWT  = "jwt-svid"
-	useWIT  = "wit-svid" // only for ParseBundleWIT
+	useWIT  = "wit-svid" // only for ParseBundleWIT and ParseJWKSWIT
 )
 
 var knownUses = [...]string{useX509, useJWT, useWIT}
@@ -74,6 +74,14 @@ func ParseJWKS(td TrustDomain, doc []byte) (*Bundle, error) {
 	return p.parse(td)
 }
 
+// ParseJWKSWIT is like [ParseJWKS], for the keys that sign WIT-SVIDs: it parses a JWK Set as the Workload API sends
+// it (section 7.2.2), where "use" may be missing, as the WIT authorities of td. The standard is Incubating and may
+// change.
+func ParseJWKSWIT(td TrustDomain, doc []byte) (*Bundle, error) {
+	p := bundleParser{doc: doc, issuer: true, uses: knownUses[2:]}
+	return p.parse(td)
+}
+
 // bundleParser reads the whole document before it looks into the entries: certificates are the costly
 // part, and are not parsed if the document is refused.
 type bundleParser struct {
@@ -82,7 +90,7 @@ type bundleParser struct {
 	base    int // added to offsets
 	entries []jwk
 	seen    bool     // the member "keys"
-	issuer  bool     // the document is a JWK Set of another issuer: see ParseJWKS
+	issuer  bool     // the document is a JWK Set, where a key without "use" has the first of uses: see ParseJWKS
 	uses    []string // the elements of knownUses that this document may have
 
 	conflict *ParseError // two different keys have one ID
@@ -315,7 +323,7 @@ func (p *bundleParser) add(e *jwk) (rule, reason string, err error) {
 	if i := slices.IndexFunc(p.uses, func(u string) bool { return u == string(e.use) }); i >= 0 {
 		use = p.uses[i]
 	} else if p.issuer && e.use == nil {
-		use = useJWT
+		use = p.uses[0]
 	}
 	switch {
 	case !e.object:

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
@@ -121,6 +122,31 @@ func TestParseJWKS(t *testing.T) {
 	// Nor does it ask for what a JWK Set is asked for.
 	b = must.Get(spiffe.ParseBundle(td, []byte(set(key(ec, `"kid":"1","use":"jwt-svid","alg":"x","key_ops":[]`)))))(t)
 	assert.Len(t, maps.Collect(b.JWTAuthorities()), 1)
+}
+
+// The use decides which keys are WIT authorities: missing it may be, as the Workload API sends them, but not another.
+func TestParseJWKSWIT(t *testing.T) {
+	t.Parallel()
+	conformance.Covers(t, "WAPI-62", "WAPI-16", "WIT-62", "AMB-21")
+	td := spiffe.MustParseTrustDomain("example.org")
+	ec, _ := issuerKeys()
+	for member, taken := range map[string]bool{
+		`"kid":"1"`: true, `"kid":"1","use":"wit-svid"`: true,
+		`"kid":"1","use":"sig"`: true, `"kid":"1","alg":"ES256"`: true,
+		`"kid":"1","use":"jwt-svid"`: false, `"kid":"1","use":"x509-svid"`: false, `"kid":"1","use":"WIT-SVID"`: false,
+		`"kid":"1","use":"enc"`: false, `"kid":"1","use":""`: false,
+		`"kid":"1","d":"AA"`: false, `"kid":"1","alg":"EdDSA"`: false,
+		`"kid":""`: false, `"use":"wit-svid"`: false,
+	} {
+		b, err := spiffe.ParseJWKSWIT(td, []byte(`{"keys":[{`+ec+`,`+member+`}]}`))
+		require.NoError(t, err, member)
+		_, there := b.Contents().WITAuthorities["1"]
+		assert.Equal(t, taken, there, member)
+		assert.Equal(t, !taken, len(b.Skipped()) == 1, member)
+		assert.Empty(t, b.Contents().JWTAuthorities, member)
+	}
+	_, err := spiffe.ParseJWKSWIT(spiffe.TrustDomain{}, []byte(`{"keys":[]}`))
+	require.ErrorIs(t, err, spiffe.ErrZero)
 }
 
 // FuzzParseJWKS compares with what encoding/json sees: a key is taken only if its use permits that, and what is taken

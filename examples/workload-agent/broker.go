@@ -26,7 +26,7 @@ func (o *options) brokers(agent *workloadagent.Agent) (parts []func(context.Cont
 	if err != nil {
 		return nil, err
 	}
-	server := &unixsocket.Server{DirMode: 0o755, SocketMode: 0o666, Handler: handler, TLS: endpoint.ConfigureServer,
+	server := &unixsocket.Server{DirMode: 0o755, SocketMode: 0o660, Handler: handler, Serve: endpoint.Serve,
 		Logger: o.log}
 	path, unix := strings.CutPrefix(o.broker, "unix://")
 	address, tcp := strings.CutPrefix(o.broker, "tcp://")

@@ -85,3 +85,23 @@ var jwtDifferences = map[string]difference{
 	"JV-61": {"JWT-26", accepts},
 	"JV-62": {"JWT-26", accepts},
 }
+
+// Here a token comes with a proof that was made for this one request, which is all that the differences from WV-32 on
+// are about; the time that a token was issued at plays no part; an audience is refused even if it is empty; and the
+// key of the workload fits its algorithm.
+var witDifferences = map[string]difference{
+	"WV-15": {"WIT-14", accepts},
+	"WV-21": {"WIT-20", refuses},
+	"WV-23": {"WIT-25", accepts},
+	"WV-32": {"WPT-4", accepts},
+	"WV-33": {"WPT-10", accepts},
+	"WV-34": {"WPT-5", accepts},
+	"WV-35": {"WPT-6", accepts},
+	"WV-36": {"WPT-2", accepts},
+	"WV-37": {"WPT-3", accepts},
+	"WV-38": {"WPT-7", accepts},
+	"WV-39": {"WPT-8", accepts},
+	"WV-40": {"WIT-40", accepts},
+	"WV-41": {"WIT-42", accepts},
+	"WV-42": {"WPT-9", accepts},
+}

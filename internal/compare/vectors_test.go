@@ -20,6 +20,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/bundle/jwtbundle"
 	"github.com/spiffe/go-spiffe/v2/bundle/spiffebundle"
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
+	peerwit "github.com/spiffe/go-spiffe/v2/exp/svid/witsvid"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	peerjwt "github.com/spiffe/go-spiffe/v2/svid/jwtsvid"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
@@ -28,12 +29,14 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
 const (
 	spiffeVectors = "../../spiffe/testdata"
 	jwtVectors    = "../../spiffe/jwtsvid/testdata"
+	witVectors    = "../../spiffe/exp/witsvid/testdata"
 )
 
 // The outcomes of most vectors. For one that is accepted, the ID that comes out of it follows.
@@ -361,5 +364,52 @@ func TestJWTVectors(t *testing.T) {
 			j.vector(t, v.header["id"], strings.Join(ours, ", "), strings.Join(peer, ", "), v.header["why"])
 		}
 		j.done(t, 62)
+	})
+}
+
+// The peer has no proofs of possession: it judges the token of each vector alone. It too validates at the present
+// moment.
+func TestWITVectors(t *testing.T) {
+	t.Parallel()
+	var f struct {
+		Now     int64
+		URL     string
+		Bundles map[string]json.RawMessage
+		Vectors []struct {
+			ID, Why string
+			Steps   []struct{ Token, Proof, Authorization, Expect string }
+		}
+	}
+	require.NoError(t, json.Unmarshal(readFile(t, witVectors, "vectors.json"), &f))
+	target, _, _ := strings.Cut(f.URL, "?")
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(time.Unix(f.Now, 0)))
+		set, peers := new(spiffe.BundleSet), spiffebundle.NewSet()
+		for td, doc := range f.Bundles {
+			set = set.With(must.Get(spiffe.ParseBundleWIT(spiffe.MustParseTrustDomain(td), doc))(t))
+			peers.Add(must.Get(spiffebundle.Parse(spiffeid.RequireTrustDomainFromString(td), doc))(t))
+		}
+		j := judged{table: witDifferences}
+		for _, v := range f.Vectors {
+			opts := &witsvid.ValidatorOptions{Leeway: new(time.Duration)}
+			validator := must.Get(witsvid.NewValidator(set, spiffe.AllowAnyPeer(), opts))(t)
+			var ours, peer []string
+			for _, s := range v.Steps {
+				id := ""
+				proof, err := validator.Validate(s.Token, s.Proof, witsvid.Call{Target: target})
+				require.Equal(t, s.Expect == "accept", err == nil, "%s: %v", v.ID, err)
+				if err == nil {
+					id = proof.ID().String()
+				}
+				ours = append(ours, verdict(id, err))
+				svid, err := peerwit.ParseAndValidate(s.Token+strings.TrimPrefix(s.Authorization, "Bearer "), peers)
+				if err == nil {
+					id = svid.ID.String()
+				}
+				peer = append(peer, verdict(id, err))
+			}
+			j.vector(t, v.ID, strings.Join(ours, ", "), strings.Join(peer, ", "), v.Why)
+		}
+		j.done(t, 41)
 	})
 }

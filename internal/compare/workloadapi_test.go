@@ -10,9 +10,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/go-jose/go-jose/v4"
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	peerwit "github.com/spiffe/go-spiffe/v2/exp/svid/witsvid"
 	"github.com/spiffe/go-spiffe/v2/proto/spiffe/workload"
@@ -27,7 +29,6 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/svidkit/svidkit/internal/test/must"
-	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -238,6 +239,7 @@ type peerServer struct {
 	src  *live
 	a    *authority
 	hint string
+	wit  crypto.Signer // signs WIT-SVIDs, with the ID that its key has in the bundle; may be nil
 }
 
 // servePeer runs it over grpc-go and returns its address.
@@ -369,6 +371,45 @@ func (p *peerServer) ValidateJWTSVID(_ context.Context, r *workload.ValidateJWTS
 	return &workload.ValidateJWTSVIDResponse{SpiffeId: svid.ID.String(), Claims: claims}, nil
 }
 
+func (p *peerServer) FetchWITSVID(r *workload.WITSVIDRequest,
+	stream grpc.ServerStreamingServer[workload.WITSVIDResponse]) error {
+	snap, err := p.src.Snapshot()
+	switch {
+	case p.wit == nil:
+		return p.UnimplementedSpiffeWorkloadAPIServer.FetchWITSVID(r, stream)
+	case err == nil && r.SpiffeId != "" && r.SpiffeId != must.Get(snap.SVID())(p.t).ID().String():
+		return status.Error(codes.PermissionDenied, "no such identity")
+	}
+	return push(p, stream, func(snap *spiffe.Snapshot) *workload.WITSVIDResponse {
+		svid, err := snap.SVID()
+		assert.NoError(p.t, err)
+		id := peerID(svid.ID())
+		b, err := snap.Bundle(svid.ID().TrustDomain())
+		assert.NoError(p.t, err)
+		private := jose.JSONWebKey{Key: tokenKey(p.t, "ES256"), Algorithm: "ES256"}
+		key, err := private.MarshalJSON()
+		assert.NoError(p.t, err)
+		entry := &workload.WITSVID{SpiffeId: id.String(), WitSvidKey: string(key), Hint: p.hint}
+		for kid := range b.Contents().WITAuthorities {
+			entry.WitSvid = peerWIT(p.t, kid, "ES384", p.wit, id, private)
+		}
+		return &workload.WITSVIDResponse{Svids: []*workload.WITSVID{entry}}
+	})
+}
+
+func (p *peerServer) FetchWITBundles(_ *workload.WITBundlesRequest,
+	stream grpc.ServerStreamingServer[workload.WITBundlesResponse]) error {
+	return push(p, stream, func(snap *spiffe.Snapshot) *workload.WITBundlesResponse {
+		m := &workload.WITBundlesResponse{Bundles: map[string]string{}}
+		for b := range snap.Bundles().All() {
+			doc, err := peerBundle(p.t, b).WITBundle().Marshal()
+			assert.NoError(p.t, err)
+			m.Bundles[peerDomain(b.TrustDomain()).IDString()] = string(doc)
+		}
+		return m
+	})
+}
+
 // sameAuthorities compares what the Workload API can say of bundles, which is their authorities.
 func sameAuthorities(a, b *spiffe.BundleSet) bool {
 	only := func(s *spiffe.BundleSet) *spiffe.BundleSet {
@@ -493,26 +534,35 @@ func TestPeerServerCalls(t *testing.T) {
 	}
 }
 
-// wits issues WIT-SVIDs for our server.
+// withWIT returns snap with these keys for WIT-SVIDs, and no others, in the bundle of its own trust domain.
+func withWIT(t testing.TB, snap *spiffe.Snapshot, keys map[string]crypto.PublicKey) *spiffe.Snapshot {
+	t.Helper()
+	svid := must.Get(snap.SVID())(t)
+	c := must.Get(snap.Bundle(svid.ID().TrustDomain()))(t).Contents()
+	c.WITAuthorities = keys
+	return spiffe.NewSnapshot(svid, snap.Bundles().With(must.Get(spiffe.NewBundle(svid.ID().TrustDomain(), c))(t)))
+}
+
 // The peer's client takes WIT-SVIDs, keys and bundles from our server.
 func TestPeerClientWIT(t *testing.T) {
 	t.Parallel()
 	ctx := timeout(t)
 	a, other := newAuthority(t, "example.org"), newAuthority(t, "other.test")
-	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
-	issuer := must.Get(witsvid.NewIssuer(a.ca.TrustDomain(), "wit-1", key, nil))(t)
-	c := a.bundle(t).Contents()
-	c.WITAuthorities = map[string]crypto.PublicKey{"wit-1": key.Public()}
-	own := must.Get(spiffe.NewBundle(a.ca.TrustDomain(), c))(t)
+	key, next := tokenKey(t, "ES256"), tokenKey(t, "ES256")
+	var issuer atomic.Pointer[witsvid.Issuer]
+	issuer.Store(must.Get(witsvid.NewIssuer(a.ca.TrustDomain(), "wit-1", key, nil))(t))
 	snap := a.snapshot(t, "/web", other)
 	svid := must.Get(snap.SVID())(t)
-	snap = spiffe.NewSnapshot(svid, snap.Bundles().With(own))
-	client := must.Get(peerapi.New(ctx, peerapi.WithAddr(serveOurs(t, newLive(snap), &workloadserver.Options{
-		Identities: func(context.Context) ([]workloadserver.Identity, error) {
-			return []workloadserver.Identity{{SVID: svid, Hint: "front"}, {SVID: a.ca.SVID("/db")}}, nil
+	src := newLive(withWIT(t, snap, map[string]crypto.PublicKey{"wit-1": key.Public()}))
+	var ids atomic.Pointer[[]workloadserver.Identity]
+	ids.Store(&[]workloadserver.Identity{{SVID: svid, Hint: "front"}, {SVID: a.ca.SVID("/db")}})
+	addr := peerapi.WithAddr(serveOurs(t, src, &workloadserver.Options{
+		Identities: func(context.Context) ([]workloadserver.Identity, error) { return *ids.Load(), nil },
+		IssueWITSVID: func(ctx context.Context, id spiffe.ID, hint string) (string, crypto.Signer, error) {
+			return issuer.Load().IssueWITSVID(ctx, id, hint)
 		},
-		IssueWITSVID: issuer.IssueWITSVID,
-	}))))(t)
+	}))
+	client := must.Get(peerapi.New(ctx, addr))(t)
 	defer client.Close()
 
 	bundles := must.Get(client.FetchWITBundles(ctx))(t)
@@ -531,8 +581,115 @@ func TestPeerClientWIT(t *testing.T) {
 	_, err := client.FetchWITSVID(ctx, "spiffe://example.org/mail")
 	assert.Equal(t, codes.PermissionDenied, status.Code(err))
 
+	// The key of the issuer is replaced: the source has new WIT-SVIDs, and the bundle that verifies them alone.
+	source := must.Get(peerapi.NewWITSource(ctx, peerapi.WithClient(client)))(t)
+	defer source.Close()
+	w := witWatcher{make(chan []*peerwit.SVID, 2), make(chan error, 2)}
+	watching, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- client.WatchWITSVIDs(watching, w, "") }()
+	require.Len(t, <-w.updates, 2)
+	before := must.Get(source.GetWITSVIDForID(peerID(svid.ID())))(t)
+	must.Get(peerwit.ParseAndValidate(before.Marshal(), source))(t)
+	issuer.Store(must.Get(witsvid.NewIssuer(a.ca.TrustDomain(), "wit-2", next, nil))(t))
+	src.set(withWIT(t, snap, map[string]crypto.PublicKey{"wit-2": next.Public()}), nil)
+	for {
+		s := must.Get(source.GetWITSVIDForID(peerID(svid.ID())))(t)
+		if _, err := peerwit.ParseAndValidate(s.Marshal(), source); err == nil && s.KeyID == "wit-2" {
+			break
+		}
+		require.NoError(t, source.WaitUntilUpdated(ctx))
+	}
+	_, err = peerwit.ParseAndValidate(before.Marshal(), source)
+	require.ErrorContains(t, err, `no WIT authority "wit-1"`)
+	for _, s := range <-w.updates {
+		assert.Equal(t, "wit-2", s.KeyID)
+	}
+
+	// The caller has no identity any more, of which each stream and call is told.
+	ids.Store(new([]workloadserver.Identity))
+	src.set(withWIT(t, snap, map[string]crypto.PublicKey{"wit-2": next.Public()}), nil)
+	assert.Equal(t, codes.PermissionDenied, status.Code(<-w.errors))
+	_, err = client.FetchWITSVIDs(ctx, "")
+	assert.Equal(t, codes.PermissionDenied, status.Code(err))
+	_, err = client.FetchWITBundles(ctx)
+	assert.Equal(t, codes.PermissionDenied, status.Code(err))
+	stop()
+	assert.Error(t, <-done)
+
 	off := must.Get(peerapi.New(ctx, peerapi.WithAddr(serveOurs(t, newLive(snap), nil))))(t)
 	defer off.Close()
 	_, err = off.FetchWITBundles(ctx)
 	assert.Equal(t, codes.Unimplemented, status.Code(err))
+	assert.Equal(t, codes.Unimplemented, status.Code(off.WatchWITSVIDs(ctx, w, "")), "and it ends")
+}
+
+// witWatcher is a watcher of the peer.
+type witWatcher struct {
+	updates chan []*peerwit.SVID
+	errors  chan error
+}
+
+func (w witWatcher) OnWITSVIDsUpdate(all []*peerwit.SVID) { w.updates <- all }
+
+func (w witWatcher) OnWITSVIDsWatchError(err error) {
+	select {
+	case w.errors <- err:
+	default:
+	}
+}
+
+// Our client takes WIT-SVIDs, keys and bundles from the peer's server, and withdraws them when it is told to.
+func TestPeerServerWIT(t *testing.T) {
+	t.Parallel()
+	ctx := timeout(t)
+	a, other := newAuthority(t, "example.org"), newAuthority(t, "other.test")
+	p := &peerServer{t: t, a: a, hint: "internal", wit: tokenKey(t, "ES384")}
+	snap := func(kid string) *spiffe.Snapshot {
+		return withWIT(t, a.snapshot(t, "/web", other), map[string]crypto.PublicKey{kid: p.wit.Public()})
+	}
+	p.src = newLive(snap("wit-1"))
+	client := must.Get(workloadapi.NewClient(servePeer(t, p), nil))(t)
+	defer client.CloseIdleConnections()
+
+	web := spiffe.MustParseID("spiffe://example.org/web")
+	bundles := func() *spiffe.BundleSet {
+		for u, err := range client.WatchWITBundles(ctx) {
+			require.NoError(t, err)
+			assert.Empty(t, u.Skipped)
+			assert.Equal(t, 2, u.Bundles.Len())
+			return u.Bundles
+		}
+		return nil
+	}
+	updates := 0
+	for all, err := range client.WatchWITSVIDs(ctx, spiffe.ID{}) {
+		if updates == 2 {
+			require.ErrorIs(t, err, workloadapi.ErrDenied)
+			break
+		}
+		require.NoError(t, err)
+		require.Len(t, all, 1)
+		assert.Equal(t, "internal", all[0].Hint)
+		svid := must.Get(witsvid.ParseSVID(all[0].Token(), all[0].KeyJWK()))(t)
+		assert.Equal(t, web, must.Get(prove(t, bundles(), svid))(t))
+		kid := must.Get(witsvid.ParseUnverified(all[0].Token()))(t).KeyID
+		if updates++; updates == 1 {
+			assert.Equal(t, "wit-1", kid)
+			p.src.set(snap("wit-2"), nil)
+		} else {
+			assert.Equal(t, "wit-2", kid)
+			p.src.set(nil, errors.New("not registered"))
+		}
+	}
+	p.src.set(snap("wit-3"), nil)
+	for _, err := range client.WatchWITSVIDs(ctx, spiffe.MustParseID("spiffe://example.org/db")) {
+		require.ErrorIs(t, err, workloadapi.ErrDenied)
+		break
+	}
+	for all, err := range client.WatchWITSVIDs(ctx, web) {
+		require.NoError(t, err)
+		assert.Equal(t, web, all[0].ID)
+		break
+	}
 }

@@ -268,6 +268,15 @@ func (w *Writer) Message(n Number, write func(*Writer)) {
 	w.AddBytes(n, inner.b)
 }
 
+// Texts adds an embedded message whose fields, from 1 on, are strings; empty ones are omitted.
+func (w *Writer) Texts(n Number, texts ...string) {
+	w.Message(n, func(w *Writer) {
+		for i, s := range texts {
+			w.Text(Number(i+1), s)
+		}
+	})
+}
+
 // Any adds an embedded google.protobuf.Any with the message that write writes.
 func (w *Writer) Any(n Number, url string, write func(*Writer)) {
 	w.Message(n, func(w *Writer) {

@@ -67,6 +67,14 @@ func (e *Endpoint) ConfigureServer(s *http.Server) error {
 	return nil
 }
 
+// Serve calls [Endpoint.ConfigureServer] and s.ServeTLS. It is the Serve of a unixsocket.Server.
+func (e *Endpoint) Serve(s *http.Server, l net.Listener) error {
+	if err := e.ConfigureServer(s); err != nil {
+		return err
+	}
+	return s.ServeTLS(l, "", "")
+}
+
 // hook wraps the hooks of s that report connections, for requests and the Governor.
 func (e *Endpoint) hook(s *http.Server) {
 	inner, state := s.ConnContext, s.ConnState

@@ -132,9 +132,12 @@ func (f found) is(pid int32) bool {
 
 // effective returns the second of the IDs in a line of /proc/PID/status.
 func effective(ids string) uint32 {
-	of, id := uint32(0), uint32(1<<32-1) // no user
-	_, _ = fmt.Sscan(ids, &of, &id)
-	return id
+	fields := append(strings.Fields(ids), "", "")
+	id, err := strconv.ParseUint(fields[1], 10, 32)
+	if err != nil {
+		return 1<<32 - 1 // no user
+	}
+	return uint32(id)
 }
 
 type connKey struct{}

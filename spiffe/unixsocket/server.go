@@ -129,9 +129,9 @@ type Server struct {
 	// Handler serves the requests; required.
 	Handler http.Handler
 
-	// TLS, if set, makes the server speak TLS, on a Unix socket too. It prepares the http.Server, as ConfigureServer of
-	// a spiffetls.Endpoint does. The processes of the clients stay known.
-	TLS func(*http.Server) error
+	// Serve, if set, serves the connections with a server that it may change first, for TLS, on a Unix socket too: it is
+	// the method Serve of a spiffetls.Endpoint. The processes of the clients stay known.
+	Serve func(*http.Server, net.Listener) error
 
 	// ConnContext, if set, makes the context of each connection's requests, as in [http.Server]. Its ctx
 	// has the peer already.
@@ -290,19 +290,14 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		return ctx
 	}
-	serve := srv.Serve
-	if s.TLS != nil {
+	serve := (*http.Server).Serve
+	if s.Serve != nil {
+		serve = s.Serve
 		srv.Protocols.SetUnencryptedHTTP2(false)
 		srv.Protocols.SetHTTP2(true)
-		if err := s.TLS(srv); err != nil {
-			s.remove()
-			_ = l.Close()
-			return fmt.Errorf("unixsocket: serve on %.256q: %w", s.name(), err)
-		}
-		serve = func(l net.Listener) error { return srv.ServeTLS(l, "", "") }
 	}
 	failed := make(chan error, 1)
-	go func() { failed <- serve(conns.Patient(l)) }()
+	go func() { failed <- serve(srv, conns.Patient(l)) }()
 	var err error
 	select {
 	case <-ctx.Done():

@@ -53,7 +53,7 @@ func NewClient(address string, via *http.Client) (*Client, error) {
 }
 
 func parseAddress(s string) (workloadwire.Address, error) {
-	a, err := workloadwire.ParseAddress(s, SocketEnv, false)
+	a, err := workloadwire.ParseAddress(s, SocketEnv, nil)
 	if err != nil {
 		return a, fmt.Errorf("workloadapi: %w", err)
 	}

@@ -2,9 +2,11 @@ package workloadapi_test
 
 import (
 	"context"
+	"crypto/ecdsa"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -219,7 +221,8 @@ func TestCallTimeout(t *testing.T) {
 
 func TestWIT(t *testing.T) {
 	t.Parallel()
-	conformance.Covers(t, "STAB-2", "STAB-3", "WAPI-3", "WAPI-60", "WAPI-63", "AMB-8")
+	conformance.Covers(t, "STAB-2", "STAB-3", "WAPI-3", "WAPI-12", "WAPI-14", "WAPI-16", "WAPI-24", "WAPI-60",
+		"WAPI-62", "WAPI-63", "AMB-8", "AMB-21")
 	synctest.Test(t, func(t *testing.T) {
 		web := spiffe.MustParseID("spiffe://example.org/web")
 		svid := &wire.WITSVID{SpiffeId: web.String(), WitSvid: "t", WitSvidKey: "{}", Hint: "h"}
@@ -253,20 +256,43 @@ func TestWIT(t *testing.T) {
 		}
 		assert.Equal(t, []string{"spiffe://example.org/web t {} h", "error", "error", "error", "error", "error"}, got)
 
+		key := workloadtest.NewKey(t).Public().(*ecdsa.PublicKey)
+		keys := func(ids ...string) string {
+			named := func(i int, jwk map[string]any) { jwk["kid"] = ids[i] }
+			return string(jwks(t, named, slices.Repeat([]*ecdsa.PublicKey{key}, len(ids))...))
+		}
 		answers = []proto.Message{
-			&wire.WITBundlesResponse{Bundles: map[string]string{"spiffe://example.org": "{1}", "x": "{2}", "spiffe://example.org/web": "{3}"}},
+			&wire.WITBundlesResponse{Bundles: map[string]string{
+				"spiffe://example.org": keys("1", "2"), "spiffe://other.test": keys("3"), "spiffe://third.test": "",
+				"x": keys("4"), "spiffe://example.org/web": keys("5"),
+			}},
 			&wire.WITBundlesResponse{},
+			&wire.WITBundlesResponse{Bundles: map[string]string{
+				"spiffe://example.org": "{", "spiffe://fourth.test": keys("6"),
+			}},
+			&wire.WITBundlesResponse{Bundles: map[string]string{"spiffe://example.org": `{"keys":[]}`}},
 		}
 		got = nil
-		for all, err := range c.WatchWITBundles(t.Context()) {
+		for u, err := range c.WatchWITBundles(t.Context()) {
 			if err != nil {
 				got = append(got, "error")
 				continue
 			}
-			require.Len(t, all, 1)
-			got = append(got, string(all[spiffe.MustParseTrustDomain("example.org")]))
+			var text strings.Builder
+			for b := range u.Bundles.All() {
+				contents := b.Contents()
+				assert.Empty(t, contents.JWTAuthorities, "they are for WIT-SVIDs alone")
+				fmt.Fprint(&text, b.TrustDomain(), slices.Sorted(maps.Keys(contents.WITAuthorities)), " ")
+			}
+			got = append(got, fmt.Sprint(text.String(), len(u.Skipped), " skipped"))
 		}
-		assert.Equal(t, []string{"{1}", "error", "error"}, got)
+		assert.Equal(t, []string{
+			"example.org [1 2] other.test [3] third.test [] 2 skipped",
+			"error",
+			"example.org [1 2] fourth.test [6] 1 skipped", // the previous one stays, and what is absent is gone
+			"example.org [] 0 skipped",
+			"error", // Unimplemented, which ends the watch
+		}, got)
 	})
 }
 
@@ -581,6 +607,15 @@ func FuzzBundles(f *testing.F) {
 		if u, err := r.JWTBundles(data); err == nil {
 			for b := range u.Bundles.All() {
 				require.Empty(t, b.Contents().X509Authorities)
+				require.Empty(t, b.Contents().WITAuthorities)
+			}
+		}
+		r = workloadapi.Reader{}
+		if u, err := r.WITBundles(data); err == nil {
+			require.NotZero(t, u.Bundles.Len())
+			for b := range u.Bundles.All() {
+				require.Empty(t, b.Contents().X509Authorities)
+				require.Empty(t, b.Contents().JWTAuthorities)
 			}
 		}
 	})
@@ -590,8 +625,7 @@ func FuzzBundles(f *testing.F) {
 func FuzzTokens(f *testing.F) {
 	_, _, _, tokens, claims := responses(f)
 	wit := marshal(f, &wire.WITSVIDResponse{Svids: []*wire.WITSVID{{SpiffeId: "spiffe://example.org/web", WitSvid: "t", WitSvidKey: "{}", Hint: "h"}}})
-	bundles := marshal(f, &wire.WITBundlesResponse{Bundles: map[string]string{"spiffe://example.org": "{}"}})
-	for _, seed := range [][]byte{tokens, claims, wit, bundles, nil} {
+	for _, seed := range [][]byte{tokens, claims, wit, nil} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -601,9 +635,6 @@ func FuzzTokens(f *testing.F) {
 		}
 		if all, err := workloadapi.ReadWITSVIDs(data); err == nil {
 			require.NotEmpty(t, all)
-		}
-		if n, err := workloadapi.ReadWITBundles(data); err == nil {
-			require.NotZero(t, n)
 		}
 		if claims, err := workloadapi.ReadClaims(data); err == nil {
 			require.NotEmpty(t, claims)

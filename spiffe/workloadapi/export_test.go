@@ -53,6 +53,7 @@ type Reader struct{ r reader }
 func (r *Reader) X509SVIDs(data []byte) (*Update, error)   { return r.r.x509SVIDs(data) }
 func (r *Reader) X509Bundles(data []byte) (*Update, error) { return r.r.x509Bundles(data) }
 func (r *Reader) JWTBundles(data []byte) (*Update, error)  { return r.r.jwtBundles(data) }
+func (r *Reader) WITBundles(data []byte) (*Update, error)  { return r.r.witBundles(data) }
 
 func ReadJWTSVIDs(data []byte) ([]TokenSVID, error) {
 	return readTokens(workloadwire.JWT, data, spiffe.ID{})
@@ -61,7 +62,6 @@ func ReadWITSVIDs(data []byte) ([]TokenSVID, error) {
 	return readTokens(workloadwire.WIT, data, spiffe.ID{})
 }
 func ReadClaims(data []byte) (map[string]any, error) { _, c, err := readClaims(data); return c, err }
-func ReadWITBundles(data []byte) (int, error)        { m, err := readWITBundles(data); return len(m), err }
 
 // Pace returns how a watch decides when the next stream is opened, after streams that failed or had a good message.
 func Pace() func(good bool, received, end, now time.Time, u float64) time.Duration {

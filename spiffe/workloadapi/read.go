@@ -38,7 +38,7 @@ type Update struct {
 	// one: nothing of its trust domain is trusted.
 	Bundles *spiffe.BundleSet
 
-	// CRLs are certificate revocation lists in DER, unparsed. Responses of JWT bundles have none.
+	// CRLs are certificate revocation lists in DER, unparsed. Responses of JWT and WIT bundles have none.
 	CRLs [][]byte
 
 	// Skipped says what of the response was not used: a damaged bundle of a foreign trust domain, whose previous one
@@ -287,7 +287,11 @@ func (r *reader) x509Bundles(data []byte) (*Update, error) {
 }
 
 func (r *reader) jwtBundles(data []byte) (*Update, error) {
-	return r.bundles(workloadwire.JWT, parseJWTBundle, data)
+	return r.bundles(workloadwire.JWT, jwks(spiffe.ParseJWKS), data)
+}
+
+func (r *reader) witBundles(data []byte) (*Update, error) {
+	return r.bundles(workloadwire.WIT, jwks(spiffe.ParseJWKSWIT), data)
 }
 
 // bundles makes an update of a response with bundles.
@@ -410,16 +414,18 @@ func parseX509Bundle(td spiffe.TrustDomain, der []byte) (*spiffe.Bundle, []error
 	return b, notes, err
 }
 
-// parseJWTBundle parses a JWK Set. In a standard one, keys lack the "use" that a bundle document demands; keys of
+// jwks returns a parser of JWK Sets. In a standard one, keys lack the "use" that a bundle document demands; keys of
 // another use are left out. No content, and a set without usable keys, is the empty bundle.
-func parseJWTBundle(td spiffe.TrustDomain, doc []byte) (*spiffe.Bundle, []error, error) {
-	if len(doc) == 0 {
-		b, err := spiffe.NewBundle(td, spiffe.BundleContents{})
-		return b, nil, err
+func jwks(parse func(spiffe.TrustDomain, []byte) (*spiffe.Bundle, error)) parser {
+	return func(td spiffe.TrustDomain, doc []byte) (*spiffe.Bundle, []error, error) {
+		if len(doc) == 0 {
+			b, err := spiffe.NewBundle(td, spiffe.BundleContents{})
+			return b, nil, err
+		}
+		b, err := parse(td, doc)
+		if err != nil {
+			return nil, nil, err
+		}
+		return b, b.Skipped(), nil
 	}
-	b, err := spiffe.ParseJWKS(td, doc)
-	if err != nil {
-		return nil, nil, err
-	}
-	return b, b.Skipped(), nil
 }

@@ -37,8 +37,8 @@ func (s *TokenSVID) Token() string {
 	return token
 }
 
-// KeyJWK returns the private key of a WIT-SVID, as a JWK in JSON, in a new slice; nil for a JWT-SVID, which has no
-// key.
+// KeyJWK returns the private key of a WIT-SVID, as a JWK in JSON, which package witsvid parses, in a new slice; nil for
+// a JWT-SVID, which has no key.
 func (s *TokenSVID) KeyJWK() []byte {
 	if s.secret == nil {
 		return nil
@@ -161,29 +161,8 @@ func (c *Client) WatchWITSVIDs(ctx context.Context, id spiffe.ID) iter.Seq2[[]To
 	}
 }
 
-// WatchWITBundles yields all bundles for WIT-SVIDs at each change, like [Client.WatchX509SVIDs]: for each trust domain
-// a JWK Set in JSON, as received. Entries that name no valid trust domain are left out. See [Client.WatchWITSVIDs] for
-// the state of this profile.
-func (c *Client) WatchWITBundles(ctx context.Context) iter.Seq2[map[spiffe.TrustDomain][]byte, error] {
-	return func(yield func(map[spiffe.TrustDomain][]byte, error) bool) {
-		(&watch[map[spiffe.TrustDomain][]byte]{client: c, name: workloadwire.FetchWITBundles,
-			read: readWITBundles}).run(ctx, yield)
-	}
-}
-
-func readWITBundles(data []byte) (map[spiffe.TrustDomain][]byte, error) {
-	m, err := workloadwire.WIT.ReadBundles(data, maxElements)
-	if err != nil {
-		return nil, err
-	}
-	all := make(map[spiffe.TrustDomain][]byte, len(m.Bundles))
-	for key, set := range m.Bundles {
-		if td, err := trustDomain(key); err == nil {
-			all[td] = set
-		}
-	}
-	if len(all) == 0 {
-		return nil, errors.New("it has no bundles")
-	}
-	return all, nil
+// WatchWITBundles yields the trust bundles for WIT-SVIDs, like [Client.WatchX509SVIDs]: they have WIT authorities. See
+// [Client.WatchWITSVIDs] for the state of this profile.
+func (c *Client) WatchWITBundles(ctx context.Context) iter.Seq2[*Update, error] {
+	return c.watchUpdates(ctx, workloadwire.FetchWITBundles, (*reader).witBundles)
 }

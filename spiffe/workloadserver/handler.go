@@ -172,11 +172,11 @@ func fronted(ctx context.Context, request []byte) (context.Context, []byte, erro
 	if front == nil {
 		return ctx, request, nil
 	}
-	next, request, err := front.Workload(ctx, request)
+	of, request, err := front.Workload(ctx, request)
 	if err != nil {
 		return ctx, nil, refusal(err)
 	}
-	return next, request, nil
+	return of, request, nil
 }
 
 // view is the snapshot and the identities to serve to one caller.

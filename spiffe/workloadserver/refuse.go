@@ -1,6 +1,7 @@
 package workloadserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,13 +53,9 @@ func badRequest(text string) error {
 	return &callError{status: e, reason: "bad_request", err: errors.New(text)}
 }
 
-// refusal returns the error for a request that a Front refuses with err.
-func refusal(err error) error {
-	e, ok := errors.AsType[*grpchttp.Error](err)
-	if !ok {
-		return failure("identities", err)
-	}
-	return &callError{status: e, reason: "broker", err: err}
+// refusal returns the error for a request that a Front refuses.
+func refusal(e *grpchttp.Error) error {
+	return &callError{status: e, reason: "broker", err: cmp.Or(e.Err, error(e))}
 }
 
 func errClosing() error { return status(grpchttp.Unavailable, "the server is shutting down") }

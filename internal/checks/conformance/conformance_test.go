@@ -377,7 +377,8 @@ const spiffeIntro = `# Conformance
 Which test proves which rule. ` + made + `
 The rules are those of the SPIFFE standards at commit 665a28f3253ecdce59f26f3ef29c0d6408b37c3d (1 July 2026), restated in
 our words: SPIFFE-ID, X509-SVID, JWT-SVID, Trust Domain and Bundle, Federation, Workload Endpoint and Workload API, which are Stable,
-and WIT-SVID, Broker API and Broker Endpoint, which are Incubating. Whatever is built on an Incubating document is off unless asked for.
+and WIT-SVID with its section of the Workload API, Broker API and Broker Endpoint, which are Incubating. Whatever is built on an
+Incubating document is off unless asked for.
 
 The level is the word of the standard; † marks a rule of a document that it makes binding (an RFC, or a WIMSE draft). ADVICE is a
 recommendation without such a word, REC our reading where the standard leaves room, fact a definition with nothing to demand.

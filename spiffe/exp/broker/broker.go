@@ -1,7 +1,7 @@
 // Package broker speaks the SPIFFE Broker API, by which a trusted component of the infrastructure gets the identities
 // of workloads that it represents: a proxy that ends TLS for all workloads of a node, a CSI driver, a deployment tool.
-// It implements the SPIFFE Broker API and the SPIFFE Broker Endpoint, which are Incubating: if they change, so will
-// this package.
+// It implements the SPIFFE Broker API and the SPIFFE Broker Endpoint as of revision
+// 665a28f3253ecdce59f26f3ef29c0d6408b37c3d of the standards. They are Incubating: if they change, so will this package.
 //
 // The component is the broker. It names a workload by a [Reference], and gets a source of the workload's identities,
 // which renews them until the workload ends:
@@ -19,7 +19,7 @@
 //
 //	handler, err := broker.NewHandler(workload, broker.Options{Grant: func(id spiffe.ID) *broker.Grant { … }})
 //	…
-//	server := &unixsocket.Server{Path: "/run/identity/broker.sock", Handler: handler, TLS: endpoint.ConfigureServer}
+//	server := &unixsocket.Server{Path: "/run/identity/broker.sock", Handler: handler, Serve: endpoint.Serve}
 //
 // Both sides speak mutual TLS, by a spiffetls.Endpoint each, on Unix sockets too. The policy of the client's Endpoint
 // names the server's ID, because a server with another one could send it false identities and bundles.
@@ -119,27 +119,27 @@ func (r Reference) String() string {
 }
 
 var (
-	uidForm  = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-	nameForm = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$`)
+	uidForm = regexp.MustCompile(`^([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$`)
+	// a DNS name, whose last label is no number (RFC 1123 section 2.1)
+	hostForm = regexp.MustCompile(`^(?i)([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\.)*[a-z]([-a-z0-9]{0,61}[a-z0-9])?\.?$`)
+	nameForm = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$`)
 )
 
 // check returns an error for a reference that names no workload.
 func (r Reference) check() error {
 	o := r.Object
-	form := func(text string) bool { return text == "" || nameForm.MatchString(text) }
 	switch {
 	case r.PID < 0 || (r.PID == 0) == (o == Object{}):
 		return errors.New("a reference has either a positive PID or an Object")
 	case r.PID > 0:
 		return nil
-	case o.Plural == "" || o.Group == "":
-		return errors.New(`the type of an object has a plural and a group, which is "core" for pods`)
 	case o.Name == "" && (o.UID == "" || o.Namespace != ""):
 		return errors.New("an object has a name or a UID, and a namespace only beside a name")
-	case !form(o.Plural) || !form(o.Group) || !form(o.Namespace) || !form(o.Name):
-		return errors.New("the type, the namespace or the name is none of Kubernetes")
-	case o.UID != "" && !uidForm.MatchString(o.UID):
-		return errors.New("the UID is none of Kubernetes")
+	case !nameForm.MatchString(o.Plural) || !nameForm.MatchString(o.Group):
+		return errors.New(`the type of an object has a plural and a group, which is "core" for pods`)
+	case !nameForm.MatchString(cmp.Or(o.Namespace, "none")) || !nameForm.MatchString(cmp.Or(o.Name, "none")) ||
+		!uidForm.MatchString(o.UID):
+		return errors.New("the namespace, the name or the UID is none of Kubernetes")
 	}
 	return nil
 }
@@ -153,15 +153,9 @@ func (r Reference) write(w *protofield.Writer) {
 		}
 		o := r.Object
 		w.Any(1, typeObject, func(w *protofield.Writer) {
-			w.Message(1, func(w *protofield.Writer) {
-				w.Text(1, o.Plural)
-				w.Text(2, o.Group)
-			})
+			w.Texts(1, o.Plural, o.Group)
 			if o.Name != "" {
-				w.Message(2, func(w *protofield.Writer) {
-					w.Text(1, o.Namespace)
-					w.Text(2, o.Name)
-				})
+				w.Texts(2, o.Namespace, o.Name)
 			}
 			w.Text(3, o.UID)
 		})
@@ -177,8 +171,7 @@ func readReference(f *protofield.Field) (r Reference, err error) {
 			url, value = f.Any()
 		}
 	})
-	key := false
-	switch url {
+	switch o := &r.Object; url {
 	case typePID:
 		err = protofield.Read(value, func(f *protofield.Field) {
 			if f.Number == 1 {
@@ -189,21 +182,18 @@ func readReference(f *protofield.Field) (r Reference, err error) {
 		err = protofield.Read(value, func(f *protofield.Field) {
 			switch f.Number {
 			case 1:
-				f.Message(protofield.Texts(&r.Object.Plural, &r.Object.Group))
+				f.Message(protofield.Texts(&o.Plural, &o.Group))
 			case 2:
-				key = true
-				f.Message(protofield.Texts(&r.Object.Namespace, &r.Object.Name))
+				o.Name = cmp.Or(o.Name, "/") // which check refuses: a key has a name
+				f.Message(protofield.Texts(&o.Namespace, &o.Name))
 			case 3:
-				f.Text(&r.Object.UID)
+				f.Text(&o.UID)
 			}
 		})
 	case "":
 		err = errors.New("there is no reference to a workload")
 	default:
 		err = errors.New("the server does not know this type of references")
-	}
-	if err == nil && key && r.Object.Name == "" {
-		err = errors.New("the key of an object has no name")
 	}
 	return r, cmp.Or(err, r.check())
 }

@@ -2,7 +2,6 @@ package broker_test
 
 import (
 	"context"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,7 +40,7 @@ func TestProcess(t *testing.T) {
 	}}))(t)
 	self := ca.Source("/agent")
 	se := must.Get(spiffetls.New(spiffetls.Config{Self: self, Peers: self, Allow: spiffe.AllowAnyPeer()}))(t)
-	s := &unixsocket.Server{Path: filepath.Join(dir, "s"), Handler: h, TLS: func(s *http.Server) error { return se.ConfigureServer(s) }}
+	s := &unixsocket.Server{Path: filepath.Join(dir, "s"), Handler: h, Serve: se.Serve}
 	require.NoError(t, s.Listen())
 	go s.Run(t.Context())
 	own := ca.Source("/broker")

@@ -40,7 +40,7 @@ type Client struct {
 // address or a DNS name. A program takes it from its configuration, or else from [SocketEnv]. The endpoint has the
 // broker's own identity, and allows the ID of the server. NewClient does not connect.
 func NewClient(address string, endpoint *spiffetls.Endpoint) (*Client, error) {
-	at, err := workloadwire.ParseAddress(address, SocketEnv, true)
+	at, err := workloadwire.ParseAddress(address, SocketEnv, hostForm.MatchString)
 	if err != nil {
 		return nil, fmt.Errorf("broker: %w", err)
 	}

@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/http"
 	"slices"
@@ -63,7 +64,7 @@ type Options struct {
 }
 
 // Handler serves the Broker API. It needs a server that proves its clients by [spiffetls.Endpoint.ConfigureServer],
-// such as a unixsocket.Server with TLS. It is safe for concurrent use.
+// such as a unixsocket.Server whose Serve is that of an Endpoint. It is safe for concurrent use.
 //
 // A client whose certificate has expired is told so with Unauthenticated, on open streams too. A broker has as many
 // streams at a time as the Workload API's handler permits one peer, over all its connections.
@@ -136,7 +137,7 @@ func unauthenticated(why string) *grpchttp.Error {
 }
 
 // Admit checks the header and the client (Broker Endpoint sections 3, 5 and 6).
-func (c *call) Admit() error {
+func (c *call) Admit() *grpchttp.Error {
 	switch {
 	case len(c.headers) != 1 || c.headers[0] != "true":
 		return grpchttp.Errorf(grpchttp.InvalidArgument, `broker: send the metadata "broker.spiffe.io: true", once`)
@@ -150,7 +151,7 @@ func (c *call) Admit() error {
 }
 
 // Workload finds the workload, and turns the request into one of the Workload API.
-func (c *call) Workload(ctx context.Context, request []byte) (context.Context, []byte, error) {
+func (c *call) Workload(ctx context.Context, request []byte) (context.Context, []byte, *grpchttp.Error) {
 	var r Reference
 	var audience []string
 	invalid := errors.New("there is no reference to a workload")
@@ -187,7 +188,7 @@ func (c *call) Workload(ctx context.Context, request []byte) (context.Context, [
 }
 
 // refuse returns the answer for a reference that names no workload of the broker (Broker API section 4.8).
-func (c *call) refuse(r Reference, err error) error {
+func (c *call) refuse(r Reference, err error) *grpchttp.Error {
 	code, text := grpchttp.Unavailable, "the server cannot find workloads now; try again later"
 	switch {
 	case errors.Is(err, fs.ErrInvalid):
@@ -198,6 +199,7 @@ func (c *call) refuse(r Reference, err error) error {
 		code, text = grpchttp.PermissionDenied, "the broker may not have it"
 	}
 	e := grpchttp.Errorf(code, "broker: %q: %s: %s", c.broker, r, text)
+	e.Err = fmt.Errorf("%s: %w", e.Message, err) // for the log
 	if code == grpchttp.InvalidArgument {
 		e.Reason = "WORKLOAD_REFERENCE_INVALID"
 	}

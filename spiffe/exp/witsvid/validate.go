@@ -54,8 +54,8 @@ type Validator struct {
 // The Validator remembers up to 1,000 verified tokens of at most 4 KiB, so that their signature is not checked
 // again; the signature of each proof is. It asks the source for each token, remembered or not, so that a removed
 // key is distrusted at once. A remembered token counts only while the source returns the same *spiffe.Bundle, so a
-// source should not make a new one for each call. Bundles have WIT keys only if [spiffe.ParseBundleWIT] read them
-// or [spiffe.NewBundle] got them.
+// source should not make a new one for each call. Bundles have WIT keys only if [spiffe.ParseBundleWIT] or
+// [spiffe.ParseJWKSWIT] read them, as a watch of WIT bundles does, or [spiffe.NewBundle] got them.
 func NewValidator(bundles spiffe.BundleSource, allow spiffe.PolicySource, opts *ValidatorOptions) (*Validator, error) {
 	o := *cmp.Or(opts, &ValidatorOptions{})
 	proofs := cmp.Or(o.Proofs, defaultProofs)
@@ -172,7 +172,7 @@ func verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
 	switch {
 	case len(keys) == 0:
 		return tokens.Refuse("unknown key", "WIT-63",
-			"the bundle of %q has no WIT keys; they are read only by ParseBundleWIT", b.TrustDomain())
+			"the bundle of %q has no WIT keys; ParseBundle leaves them out, ParseBundleWIT reads them", b.TrustDomain())
 	case !ok:
 		return tokens.Refuse("unknown key", "WIT-62", "the bundle of %q has no WIT key %q", b.TrustDomain(), kid)
 	case !s.Algorithm.Fits(key):

@@ -157,5 +157,5 @@ func TestKnownAnswers(t *testing.T) {
 	e := refusal(t, err, token, proof)
 	assert.Equal(t, "unknown key", string(e.Reason))
 	assert.Equal(t, "WIT-63", e.Rule)
-	assert.EqualError(t, e, `witsvid: token of "spiffe://example.org/ns/prod/sa/web": unknown key: the bundle of "example.org" has no WIT keys; they are read only by ParseBundleWIT`)
+	assert.EqualError(t, e, `witsvid: token of "spiffe://example.org/ns/prod/sa/web": unknown key: the bundle of "example.org" has no WIT keys; ParseBundle leaves them out, ParseBundleWIT reads them`)
 }

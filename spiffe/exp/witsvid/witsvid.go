@@ -19,11 +19,12 @@
 //     challenge instead of a 400. The two forms do not interoperate over HTTP
 //
 // Nothing else in this library imports the package, and a trust bundle has keys for it only after
-// [spiffe.ParseBundleWIT].
+// [spiffe.ParseBundleWIT], [spiffe.ParseJWKSWIT] or a watch of WIT bundles.
 //
 // # Use
 //
-// A client makes an [SVID] from a token and its key with [NewSVID], and presents it with a transport.
+// A client makes an [SVID] from a token and its key with [NewSVID], or with [ParseSVID] from those of the Workload
+// API, and presents it with a transport.
 // Each request then carries the token and a proof that is good for this request, for one minute, once:
 //
 //	prover := &witsvid.Prover{Source: func() (*witsvid.SVID, error) { return svid, nil }}

@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
-	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -26,12 +25,12 @@ func (a Address) String() string {
 }
 
 // ParseAddress parses the value of the environment variable env: the address of a Workload API in the form of the
-// SPIFFE Workload Endpoint standard, section 4, or with names that of a Broker API (SPIFFE Broker Endpoint, section 4).
-// The scheme may be in upper case, and the path percent-encoded, as in any URI. Without names, host names are refused:
+// SPIFFE Workload Endpoint standard, section 4, or with isName that of a Broker API (SPIFFE Broker Endpoint, section 4).
+// The scheme may be in upper case, and the path percent-encoded, as in any URI. Without isName, host names are refused:
 // unlike an IP address, a name does not say which network protects the server. The error suggests a valid address of a
 // socket if it is clear which one was meant.
-func ParseAddress(s, env string, names bool) (Address, error) {
-	a, err := readAddress(s, env, names)
+func ParseAddress(s, env string, isName func(host string) bool) (Address, error) {
+	a, err := readAddress(s, env, isName)
 	if err == nil {
 		return a, nil
 	}
@@ -42,7 +41,7 @@ func ParseAddress(s, env string, names bool) (Address, error) {
 	return Address{}, err
 }
 
-func readAddress(s, env string, names bool) (Address, error) {
+func readAddress(s, env string, isName func(host string) bool) (Address, error) {
 	u, err := url.Parse(s)
 	switch {
 	case s == "":
@@ -57,7 +56,7 @@ func readAddress(s, env string, names bool) (Address, error) {
 	case "unix":
 		return readUnix(u)
 	case "tcp":
-		return readTCP(u, names)
+		return readTCP(u, isName)
 	case "npipe":
 		return Address{}, errors.New("named pipes are not in the standard; have the server listen on a Unix socket, " +
 			"which Windows has too, or on a loopback port")
@@ -84,17 +83,14 @@ func readUnix(u *url.URL) (Address, error) {
 	return Address{"unix", target}, nil
 }
 
-// hostName is a DNS name: its last label is not a number (RFC 1123 section 2.1).
-var hostName = regexp.MustCompile(`^(?i)([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\.)*[a-z]([-a-z0-9]{0,61}[a-z0-9])?\.?$`)
-
-func readTCP(u *url.URL, names bool) (Address, error) {
+func readTCP(u *url.URL, isName func(host string) bool) (Address, error) {
 	ap, err := netip.ParseAddrPort(u.Host)
 	host, port, _ := net.SplitHostPort(u.Host)
 	n, errPort := strconv.ParseUint(port, 10, 16)
 	switch {
 	case u.Path != "":
 		return Address{}, errors.New("nothing may follow the port, not even a slash")
-	case names && err != nil && u.Path == "" && hostName.MatchString(host) && n > 0 && errPort == nil:
+	case isName != nil && err != nil && u.Path == "" && isName(host) && n > 0 && errPort == nil:
 		return Address{"tcp", strings.ToLower(u.Host)}, nil
 	case err != nil || ap.Port() == 0 || ap.Addr().Zone() != "":
 		return Address{}, errors.New(`after "tcp://" it needs an IP address without a zone, and a port from 1 to ` +
@@ -111,7 +107,7 @@ func correctAddress(s string) string {
 		return ""
 	}
 	rest = strings.TrimLeft(strings.TrimPrefix(strings.TrimPrefix(rest, "//"), "localhost"), "/")
-	a, err := readAddress("unix:///"+rest, "", false)
+	a, err := readAddress("unix:///"+rest, "", nil)
 	if err != nil || strings.HasPrefix(rest, "@") { // an abstract socket
 		return ""
 	}

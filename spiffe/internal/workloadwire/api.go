@@ -26,10 +26,10 @@ type API interface {
 // requests under its own paths, in a context of [WithFront]. Its errors are the answers.
 type Front interface {
 	// Admit judges the caller, before anything of the request is read.
-	Admit() error
+	Admit() *grpchttp.Error
 
 	// Workload returns the context for everything that is done for a request, and its message in the Workload API.
-	Workload(ctx context.Context, request []byte) (context.Context, []byte, error)
+	Workload(ctx context.Context, request []byte) (context.Context, []byte, *grpchttp.Error)
 
 	// Permits reports whether the caller may have an identity.
 	Permits(spiffe.ID) bool
