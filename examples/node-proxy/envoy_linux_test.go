@@ -28,6 +28,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/programtest"
 	"github.com/svidkit/svidkit/sds"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/exp/broker"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -39,6 +40,7 @@ const (
 	under    = 15 * time.Second // load
 	rotation = 3 * time.Second  // of all certificates
 	lifetime = 3 * rotation     // of a certificate
+	outage   = time.Second      // of the agent, and of the proxy
 )
 
 // node is a machine with an agent, the proxy and an Envoy, each a program of its own, and clients of its workloads.
@@ -48,6 +50,8 @@ type node struct {
 	ca        *spiffetest.CA
 	api       *workloadapitest.Server // where the agent gets identities
 	workloads []*process
+	programs  string // their directory
+	agent     *programtest.Program
 	proxy     *programtest.Program
 	logs      *programtest.Log // of the proxy
 	envoy     *envoytest.Envoy
@@ -80,10 +84,9 @@ const rule = `{"match": {"uid": %d, "executable": %q}, "identities": [{"id": "sp
 
 func startNode(t testing.TB, n int) *node {
 	dir := envoytest.Dir(t)
-	programs := programtest.Build(t, "workload-agent", "node-proxy")
-	d := &node{t: t, dir: dir, ca: spiffetest.NewCA(t, "example.org"), logs: new(programtest.Log)}
+	d := &node{t: t, dir: dir, programs: programtest.Build(t, "workload-agent", "node-proxy"), ca: spiffetest.NewCA(t, "example.org"), logs: new(programtest.Log)}
 	ids := []string{"/agent", "/proxy"}
-	rules := []string{fmt.Sprintf(rule, os.Getuid(), filepath.Join(programs, "node-proxy"), "proxy")}
+	rules := []string{fmt.Sprintf(rule, os.Getuid(), filepath.Join(d.programs, "node-proxy"), "proxy")}
 	client, first := d.ca.Source("/client"), filepath.Join(d.dir, "w-0")
 	sleep := must.Get(os.ReadFile(must.Get(exec.LookPath("sleep"))(t)))(t)
 	require.NoError(t, os.WriteFile(first, sleep, 0o700))
@@ -102,19 +105,27 @@ func startNode(t testing.TB, n int) *node {
 	}
 	d.api = workloadapitest.NewServer(t, d.ca, ids...)
 	d.api.ExpireIn(lifetime)
-	file := filepath.Join(d.dir, "workloads.json")
-	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, `{"workloads": [%s], "brokers": [{"id": `+
+	require.NoError(t, os.WriteFile(d.dir+"/workloads.json", fmt.Appendf(nil, `{"workloads": [%s], "brokers": [{"id": `+
 		`"spiffe://example.org/proxy", "references": ["pid"], "identities": ["spiffe://example.org/w/*"]}]}`,
 		strings.Join(rules, ",")), 0o600))
-	programtest.Start(t, filepath.Join(programs, "workload-agent"), nil, nil, "-ca", "spire:"+d.api.Config().Address,
-		"-file", file, "-socket", d.dir+"/a", "-broker", "unix://"+d.dir+"/b", "-broker-id", "spiffe://example.org/agent",
-		"-admin", "").Addr("ready")
-	d.proxy = programtest.Start(t, filepath.Join(programs, "node-proxy"), d.logs, []string{
-		workloadapi.SocketEnv + "=unix://" + d.dir + "/a", "SPIFFE_BROKER_SOCKET=unix://" + d.dir + "/b"},
-		"-server-id", "spiffe://example.org/agent", "-socket", d.dir+"/s", "-admin", "127.0.0.1:0")
-	d.proxy.Addr("ready")
+	d.startAgent()
+	d.startProxy()
 	d.startEnvoy()
 	return d
+}
+
+func (d *node) startAgent() {
+	d.agent = programtest.Start(d.t, filepath.Join(d.programs, "workload-agent"), nil, nil, "-ca",
+		"spire:"+d.api.Config().Address, "-file", d.dir+"/workloads.json", "-socket", d.dir+"/a", "-broker",
+		"unix://"+d.dir+"/b", "-broker-id", "spiffe://example.org/agent", "-admin", "")
+	d.agent.Addr("ready")
+}
+
+func (d *node) startProxy() {
+	d.proxy = programtest.Start(d.t, filepath.Join(d.programs, "node-proxy"), d.logs, []string{
+		workloadapi.SocketEnv + "=unix://" + d.dir + "/a", broker.SocketEnv + "=unix://" + d.dir + "/b"},
+		"-server-id", "spiffe://example.org/agent", "-socket", d.dir+"/s", "-admin", "127.0.0.1:0")
+	d.proxy.Addr("ready")
 }
 
 // startEnvoy starts an Envoy with the configuration for operators, before an application that says "ok".
@@ -247,11 +258,19 @@ func TestEnvoy(t *testing.T) {
 	}
 	assert.Equal(t, many+1, d.served())
 
-	// All certificates are replaced again and again, and so are the processes.
+	// All certificates are replaced again and again, and so are the processes, the agent and the proxy.
 	stop := d.load()
 	var gone []time.Duration
 	begin, rotations := time.Now(), 0
+	restarts := []func(){
+		func() { d.agent.Stop(); time.Sleep(outage); d.startAgent() },
+		func() { d.proxy.Stop(); time.Sleep(outage); d.startProxy() },
+	}
 	for time.Since(begin) < under {
+		if len(restarts) > 0 && time.Since(begin) > under/time.Duration(1+len(restarts)) {
+			restarts[0]()
+			restarts = restarts[1:]
+		}
 		if time.Since(begin) > time.Duration(rotations)*rotation {
 			d.api.ExpireIn(lifetime)
 			rotations++

@@ -200,7 +200,7 @@ func TestWorkloads(t *testing.T) {
 	dir, err := os.MkdirTemp("", "n") // short, for the socket
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	server := &unixsocket.Server{Path: filepath.Join(dir, "b"), Handler: handler, TLS: endpoint("/agent").ConfigureServer}
+	server := &unixsocket.Server{Path: filepath.Join(dir, "b"), Handler: handler, Serve: endpoint("/agent").Serve}
 	require.NoError(t, server.Listen())
 	ctx, cancel := context.WithCancel(t.Context())
 	var parts sync.WaitGroup
