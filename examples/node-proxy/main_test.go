@@ -178,7 +178,7 @@ func (c *cluster) resolve(ctx context.Context, r broker.Reference) (context.Cont
 	return context.WithValue(ctx, podKey{}, p), r.Object.Namespace, nil
 }
 
-// TestWorkloads follows pods: their renewals, their ends, a second one with the name of the first, names of none, names
+// TestWorkloads follows pods: their renewals, their ends, a second one with the name of the first, names of none, those
 // that no stream asks for, and more than there is room for.
 func TestWorkloads(t *testing.T) {
 	t.Parallel()
@@ -211,7 +211,8 @@ func TestWorkloads(t *testing.T) {
 
 	log := new(programtest.Log)
 	logger := slog.New(slog.NewTextHandler(log, nil))
-	s := &workloads{ctx: ctx, client: client, most: 2, log: logger, none: ratelog.New(logger, 0), running: map[string]*workload{}}
+	s := &workloads{ctx: ctx, client: client, most: 2, log: logger, none: ratelog.New(logger, 0),
+		running: map[string]*workload{}}
 	changed := make(chan string, 100)
 	s.Subscribe(func(name string) { changed <- name })
 	told := func(name string, until func() bool) { // of a change after which it is true
