@@ -42,36 +42,27 @@ func Methods(set func(context.Context) []byte) map[string]grpchttp.Method {
 
 // file is an encoded FileDescriptorProto.
 type file struct {
-	name    string
-	symbols []string // the full names of its messages, enumerations, services and methods
-	encoded []byte
+	name, pkg string
+	symbols   []string // messages, enumerations, services and their methods, with full names
+	encoded   []byte
 }
 
 // described returns the files of a set, and the names of their services.
 func described(set []byte) (files []file, services []string) {
 	err := protofield.Read(set, func(f *protofield.Field) {
 		one := file{encoded: f.Data}
-		pkg := ""
 		f.Message(func(f *protofield.Field) {
 			switch f.Number {
 			case 1:
 				f.Text(&one.name)
 			case 2:
-				f.Text(&pkg)
-				pkg += "."
-			case 4, 5: // messages and enumerations
-				one.symbols = append(one.symbols, pkg+named(f, nil))
-			case 6: // services
-				name := pkg + named(f, func(f *protofield.Field) {
-					one.symbols = append(one.symbols, "."+named(f, nil))
-				})
-				services = append(services, name)
-				for i, method := range one.symbols {
-					if method[0] == '.' {
-						one.symbols[i] = name + method
-					}
+				f.Text(&one.pkg)
+				one.pkg += "."
+			case 4, 5, 6: // messages, enumerations and services
+				names := named(f, one.pkg)
+				if one.symbols = append(one.symbols, names...); f.Number == 6 {
+					services = append(services, names[0])
 				}
-				one.symbols = append(one.symbols, name)
 			}
 		})
 		files = append(files, one)
@@ -82,17 +73,18 @@ func described(set []byte) (files []file, services []string) {
 	return files, services
 }
 
-// named returns the name of a descriptor. method, if not nil, reads the methods of a service.
-func named(f *protofield.Field, method func(*protofield.Field)) (name string) {
+// named returns the full name of a descriptor and, of a service, of its methods.
+func named(f *protofield.Field, prefix string) []string {
+	names, service := []string{""}, f.Number == 6
 	f.Message(func(f *protofield.Field) {
-		switch {
-		case f.Number == 1:
-			f.Text(&name)
-		case f.Number == 2 && method != nil:
-			method(f)
+		if f.Number == 1 {
+			f.Text(&names[0])
+			names[0] = prefix + names[0]
+		} else if f.Number == 2 && service {
+			names = append(names, named(f, names[0]+".")...)
 		}
 	})
-	return name
+	return names
 }
 
 // reflected answers a ServerReflectionRequest with a ServerReflectionResponse.
