@@ -10,13 +10,10 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
 
 	"github.com/svidkit/svidkit/examples/internal/program"
@@ -26,7 +23,6 @@ import (
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/broker"
-	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -125,7 +121,9 @@ func (o *options) serve(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer handler.Close()
-	if err := o.serveAdmin(parts, own, all, handler, out); err != nil {
+	err = statuspage.Serve(parts, "node-proxy", o.admin, o.log, out, statuspage.Part{Name: "own", Source: own},
+		statuspage.Part{Name: "workloads", Source: all}, statuspage.Part{Name: "sds", Source: handler})
+	if err != nil {
 		return err
 	}
 	socket := &unixsocket.Server{Path: o.socket, DirMode: 0o755, SocketMode: 0o666, Handler: handler, Logger: o.log}
@@ -151,34 +149,4 @@ func (o *options) resolve(ctx context.Context, name string) (string, error) {
 		return "", fmt.Errorf("secrets are for user %d alone: see -envoy-uid", o.uid)
 	}
 	return name, nil
-}
-
-// serveAdmin serves the port for operators.
-func (o *options) serveAdmin(parts *program.Group, own *workloadapi.Source, all *workloads, handler *sds.Handler,
-	out io.Writer) error {
-	page, err := statuspage.New("node-proxy",
-		statuspage.Part{Name: "own", Source: own, Links: []string{"metrics", "ready", "live"}},
-		statuspage.Part{Name: "workloads", Source: all}, statuspage.Part{Name: "sds", Source: handler})
-	if err != nil {
-		return err
-	}
-	probes, err := health.New(health.Part{Name: "own", Source: own}, health.Part{Name: "workloads", Source: all},
-		health.Part{Name: "sds", Source: handler})
-	if err != nil || o.admin == "" {
-		return errors.Join(err, page.Close())
-	}
-	l, err := net.Listen("tcp", o.admin)
-	if err != nil {
-		return fmt.Errorf("-admin: %w", err)
-	}
-	fmt.Fprintf(out, "health: http://%s/ready (also /live and /metrics)\nstatus page: http://%[1]s/\n", l.Addr())
-	mux := http.NewServeMux()
-	mux.Handle("/", page)
-	for _, path := range []string{"/ready", "/live", "/metrics"} {
-		mux.Handle(path, probes)
-	}
-	context.AfterFunc(parts.Context(), func() { _ = page.Close() })
-	// These connections count in the process's budget, which leaves descriptors for the socket and the renewal.
-	parts.Go("-admin", (&unixsocket.Server{Listener: l, Handler: program.Local(mux), Logger: o.log}).Run)
-	return nil
 }

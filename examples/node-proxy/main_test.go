@@ -178,8 +178,8 @@ func (c *cluster) resolve(ctx context.Context, r broker.Reference) (context.Cont
 	return context.WithValue(ctx, podKey{}, p), r.Object.Namespace, nil
 }
 
-// TestWorkloads follows pods: their renewals, their ends, a second one with the name of the first, names of none, those
-// that no stream asks for, and more than there is room for.
+// TestWorkloads follows pods: their renewals, their ends, a second one with the name of the first, names of none and
+// those that no stream asks for, and more than there is room for.
 func TestWorkloads(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
