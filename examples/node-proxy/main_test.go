@@ -285,6 +285,10 @@ func TestWorkloads(t *testing.T) {
 	told("a.shop.pod", func() bool { return errors.Is(must.Err(get("a.shop.pod")), fs.ErrNotExist) })
 	c.make("shop/a")
 	shows("a.shop.pod", "shop/a")
+	c.pods["shop/b"].Fail(workloadserver.ErrDenied)
+	told("b.shop.pod", func() bool { return errors.Is(must.Err(get("b.shop.pod")), fs.ErrNotExist) })
+	c.pods["shop/b"].Fail(nil)
+	shows("b.shop.pod", "shop/b")
 	var names []string
 	for _, one := range s.Report().Identities {
 		names = append(names, one.Name)
