@@ -39,7 +39,7 @@ const (
 	many     = 100              // workloads
 	under    = 15 * time.Second // load
 	rotation = 3 * time.Second  // of all certificates
-	lifetime = 3 * rotation     // of a certificate
+	lifetime = 4 * rotation     // of a certificate
 	outage   = time.Second      // of the agent, and of the proxy
 )
 
@@ -270,6 +270,7 @@ func TestEnvoy(t *testing.T) {
 	}
 	for time.Since(begin) < under {
 		if len(restarts) > 0 && time.Since(begin) > under/time.Duration(1+len(restarts)) {
+			d.api.ExpireIn(lifetime) // an outage is to be shorter
 			restarts[0]()
 			restarts, restarted = restarts[1:], time.Now()
 		}
