@@ -121,21 +121,21 @@ func (h *Handler) methods() map[string]grpchttp.Method {
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { h.grpc.ServeHTTP(w, r) }
 
 // admit checks a request before its body is read.
-func (h *Handler) admit(r *http.Request) error {
-	if front := workloadwire.FrontOf(r.Context()); front != nil {
-		if err := front.Admit(); err != nil {
-			return h.told(r.Context(), r, refusal(err))
-		}
-	} else if v := r.Header.Values(workloadwire.Header); len(v) != 1 || v[0] != "true" {
-		return h.told(r.Context(), r,
-			refuse(grpchttp.InvalidArgument, "no_header", `send the metadata "workload.spiffe.io: true", once`))
-	}
+func (h *Handler) admit(r *http.Request) error { return h.told(r.Context(), r, h.judge(r)) }
+
+func (h *Handler) judge(r *http.Request) error {
+	front, header := workloadwire.FrontOf(r.Context()), r.Header.Values(workloadwire.Header)
 	from, err := netip.ParseAddrPort(r.RemoteAddr)
-	if err == nil && !h.opts.AnyNetwork && workloadwire.FrontOf(r.Context()) == nil {
-		if ip := from.Addr().Unmap(); !ip.IsLoopback() && !ip.IsLinkLocalUnicast() {
-			return h.told(r.Context(), r,
-				refuse(grpchttp.PermissionDenied, "another_machine", "callers from other machines are not served"))
+	ip := from.Addr().Unmap()
+	switch {
+	case front != nil:
+		if e := front.Admit(); e != nil {
+			return refusal(e)
 		}
+	case len(header) != 1 || header[0] != "true":
+		return refuse(grpchttp.InvalidArgument, "no_header", `send the metadata "workload.spiffe.io: true", once`)
+	case err == nil && !h.opts.AnyNetwork && !ip.IsLoopback() && !ip.IsLinkLocalUnicast():
+		return refuse(grpchttp.PermissionDenied, "another_machine", "callers from other machines are not served")
 	}
 	select {
 	case <-h.done:
