@@ -17,8 +17,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"time"
@@ -27,7 +25,6 @@ import (
 	"github.com/svidkit/svidkit/examples/internal/statuspage"
 	"github.com/svidkit/svidkit/sds/workloadagent"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/health"
 	"github.com/svidkit/svidkit/spiffe/report"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
@@ -145,33 +142,12 @@ func (o *options) serve(ctx context.Context, from *origin, out io.Writer) error 
 		return err
 	}
 	defer agent.Close()
-	page, err := statuspage.New("workload-agent", statuspage.Part{Name: "agent", Source: agent,
-		Links: []string{"metrics", "ready", "live"}},
+	parts := program.NewGroup(ctx)
+	defer parts.Stop()
+	err = statuspage.Serve(parts, "workload-agent", o.admin, o.log, out, statuspage.Part{Name: "agent", Source: agent},
 		statuspage.Part{Name: "identities", Source: from.Source.(report.Reporter)})
 	if err != nil {
 		return err
-	}
-	probes, err := health.New(health.Part{Name: "agent", Source: agent}, health.Part{Name: "identities",
-		Source: from.Source.(report.Reporter)})
-	if err != nil {
-		return err
-	}
-	parts := program.NewGroup(ctx)
-	defer parts.Stop()
-	if o.admin != "" {
-		l, err := net.Listen("tcp", o.admin)
-		if err != nil {
-			return fmt.Errorf("-admin: %w", err)
-		}
-		fmt.Fprintf(out, "health: http://%s/ready (also /live and /metrics)\nstatus page: http://%[1]s/\n", l.Addr())
-		mux := http.NewServeMux()
-		mux.Handle("/", page)
-		for _, path := range []string{"/ready", "/live", "/metrics"} {
-			mux.Handle(path, probes)
-		}
-		context.AfterFunc(parts.Context(), func() { _ = page.Close() })
-		// These connections count in the process's budget, which leaves descriptors for the socket and the renewal.
-		parts.Go("-admin", (&unixsocket.Server{Listener: l, Handler: program.Local(mux), Logger: o.log}).Run)
 	}
 	socket := &unixsocket.Server{Path: o.socket, DirMode: 0o755, SocketMode: 0o666, Handler: agent, Logger: o.log}
 	if err := socket.Listen(); err != nil {

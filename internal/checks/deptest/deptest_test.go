@@ -313,6 +313,7 @@ var silent = map[string]string{
 	"service/demo.go":                   "it prints what happens",
 	"svid/doctor.go":                    "it prints each failure",
 	"svid/inspect.go":                   "it prints each failure",
+	"node-proxy/workloads.go":           "it logs why a name has no certificate",
 	"svid/fetch.go: workloadapi.Config": "watch sets it, and fetch prints each failure",
 	"ca/caconfig/authority.go: istioca.Options":   "the server sets it",
 	"ca/caconfig/cluster.go: caclient.TLSOptions": "each failure is the error of a request",

@@ -228,7 +228,7 @@ func TestReleases(t *testing.T) {
 	for _, page := range []string{"README.md", "RELEASING.md"} {
 		assert.Contains(t, strings.Join(strings.Fields(read(page)), " "), "Go "+older+" and "+newest, page)
 	}
-	for _, page := range []string{"examples/MACHINE.md", "examples/SERVICE.md"} {
+	for _, page := range []string{"examples/MACHINE.md", "examples/NODE.md", "examples/SERVICE.md"} {
 		assert.Contains(t, read(page), "Go "+older+" ", page)
 	}
 }

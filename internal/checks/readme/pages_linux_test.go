@@ -25,6 +25,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/envoytest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/sds"
@@ -92,6 +93,24 @@ func TestMachine(t *testing.T) {
 	}
 	if isolate(t, "/etc", "/run", "/var/lib", "/usr/local/bin", "/tmp") {
 		walk(t, "../../../examples/MACHINE.md")
+	}
+}
+
+// TestNode does what NODE.md says, as root, where other processes do not see it, with the Envoy of ENVOY_PATH.
+func TestNode(t *testing.T) {
+	rounds.Slow(t)
+	if os.Getuid() != 0 {
+		t.Skip("the page is for root")
+	}
+	envoy := must.Get(os.ReadFile(envoytest.Binary(t)))(t)
+	for _, name := range []string{"openssl", "/usr/bin/python3"} {
+		if _, err := exec.LookPath(name); err != nil {
+			t.Skip(err)
+		}
+	}
+	if isolate(t, "/etc", "/run", "/var/lib", "/usr/local/bin", "/tmp") {
+		require.NoError(t, os.WriteFile("/usr/local/bin/envoy", envoy, 0o755))
+		walk(t, "../../../examples/NODE.md")
 	}
 }
 

@@ -110,7 +110,7 @@ func TestTestCommands(t *testing.T) {
 			_, after, _ := strings.Cut(line, " -long")
 			assert.NotContains(t, after, "./", "%s: %s", page, line)
 			name := run.FindStringSubmatch(line)
-			for _, dir := range regexp.MustCompile(`\./[\w/]+`).FindAllString(line, -1) {
+			for _, dir := range regexp.MustCompile(`\./[\w/-]+`).FindAllString(line, -1) {
 				tests := must.Get(filepath.Glob(filepath.Join("../../..", m[1], dir, "*_test.go")))(t)
 				assert.NotEmpty(t, tests, "%s: %s", page, line)
 				if name == nil {
