@@ -22,6 +22,7 @@ type Client struct {
 	server string // the address, as errors and logs show it
 	http   *http.Client
 	conns  conns.Dialed // none with an HTTP client of the caller
+	socket string       // the path of a Unix socket; empty with an HTTP client of the caller
 }
 
 // NewClient returns a client for the server at address, such as "unix:///run/agent/api.sock": see [Config]. It does
@@ -43,6 +44,9 @@ func NewClient(address string, via *http.Client) (*Client, error) {
 	c.server = a.String()
 	if c.http == nil {
 		c.http = httpClient(a, &c.conns)
+		if a.network == "unix" {
+			c.socket = a.target
+		}
 	}
 	return c, nil
 }
@@ -134,6 +138,8 @@ const (
 	minReconnect = time.Second     // between two reconnects without a wait
 	silenceLimit = 2 * time.Minute // for the first response: a server may need time to attest the caller
 	maxBad       = 8               // bad responses in a row before a stream is abandoned
+
+	lookInterval = 200 * time.Millisecond // between two looks at a Unix socket where nothing listened
 )
 
 // patience bounds the waits between streams. A wait is a share of the remaining lifetime, so that even an identity
@@ -177,7 +183,24 @@ func (w *watch[U]) run(ctx context.Context, yield func(U, error) bool) {
 		if !yield(none, err) || err.Final {
 			return
 		}
+		w.client.wait(ctx, err)
+	}
+}
+
+// wait waits for err.RetryIn or, if nothing listened at a Unix socket, until something does.
+func (c *Client) wait(ctx context.Context, err *Error) {
+	end := time.Now().Add(err.RetryIn)
+	failed, ok := errors.AsType[*net.OpError](err)
+	if c.socket == "" || !ok || failed.Op != "dial" {
 		renew.Wait(ctx, err.RetryIn, nil)
+		return
+	}
+	for left := err.RetryIn; left > 0 && ctx.Err() == nil; left = time.Until(end) {
+		renew.Wait(ctx, min(left, lookInterval), nil)
+		if conn, err := net.Dial("unix", c.socket); err == nil {
+			_ = conn.Close() // the next stream makes its own
+			return
+		}
 	}
 }
 

@@ -610,3 +610,29 @@ func FuzzTokens(f *testing.F) {
 		}
 	})
 }
+
+// TestWaitForSocket has a client wait for a Unix socket at which nothing listens: for as long as it says, or until
+// something does. After a failure of another kind it waits for all of the time.
+func TestWaitForSocket(t *testing.T) {
+	t.Parallel()
+	rounds.NotShort(t)
+	path := filepath.Join(workloadtest.SocketDir(t), "api.sock")
+	c := must.Get(workloadapi.NewClient("unix://"+path, nil))(t)
+	wait := func(d time.Duration, meanwhile func()) time.Duration {
+		t.Helper()
+		failed := must.As[*workloadapi.Error](must.Err(c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "db")))(t)
+		failed.RetryIn = d
+		meanwhile()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		begin := time.Now()
+		workloadapi.Wait(ctx, c, failed)
+		require.NoError(t, ctx.Err())
+		return time.Since(begin)
+	}
+	assert.GreaterOrEqual(t, wait(50*time.Millisecond, func() {}), 50*time.Millisecond, "nothing listens")
+	wait(time.Hour, func() {
+		t.Cleanup(workloadtest.ServeOn(must.Get(net.Listen("unix", path))(t), http.NotFoundHandler(), nil))
+	})
+	assert.GreaterOrEqual(t, wait(50*time.Millisecond, func() {}), 50*time.Millisecond, "what listens is no Workload API")
+}

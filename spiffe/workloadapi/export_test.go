@@ -72,6 +72,9 @@ func ReadWITSVIDs(data []byte) ([]TokenSVID, error) {
 func ReadClaims(data []byte) (map[string]any, error) { _, c, err := readClaims(data); return c, err }
 func ReadWITBundles(data []byte) (int, error)        { m, err := readWITBundles(data); return len(m), err }
 
+// Wait waits as a watch does after a stream that failed with err.
+func Wait(ctx context.Context, c *Client, err *Error) { c.wait(ctx, err) }
+
 // Pace returns how a watch decides when the next stream is opened, after streams that failed or had a good message.
 func Pace() func(good bool, received, end, now time.Time, u float64) time.Duration {
 	var p pace
