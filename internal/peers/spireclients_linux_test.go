@@ -59,9 +59,11 @@ func TestSPIREAgentCLI(t *testing.T) {
 	}))(t)
 	socket := filepath.Join(shortDir(t), "api.sock")
 	serveAPI(t, socket, h, authority.Run, m.Run)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
 	command := func(args ...string) *exec.Cmd {
 		args = append(append([]string{"api"}, args...), "-socketPath", socket)
-		return exec.CommandContext(t.Context(), program, args...)
+		return exec.CommandContext(ctx, program, args...)
 	}
 	call := func(code int, args ...string) string {
 		t.Helper()

@@ -237,15 +237,17 @@ func TestSPIRESecrets(t *testing.T) {
 	web := s.Register(t, "/web")
 	client := sds.UnixClient(s.AgentSocket)
 	t.Cleanup(client.CloseIdleConnections)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
 	// watch returns a function that waits for the next secret with a name.
 	watch := func(name string) func() *pki.Secret {
-		next, stop := iter.Pull2(sds.NewClient(client, "http://localhost").Watch(t.Context(), name))
+		next, stop := iter.Pull2(sds.NewClient(client, "http://localhost").Watch(ctx, name))
 		t.Cleanup(stop)
 		return func() *pki.Secret {
 			t.Helper()
 			for {
 				secret, err, ok := next()
-				require.True(t, ok)
+				require.True(t, ok, "nothing comes")
 				if err == nil {
 					return secret
 				}
