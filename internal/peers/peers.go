@@ -1,7 +1,7 @@
 // Package peers has real programs of others, which our tests run against: the API server of Kubernetes with its etcd,
-// what a kubelet does for certificates of pods, Istio's CA server, agent and injector (istioctl), step-ca, OpenBao,
-// Keycloak, Athenz's client of ZTS, a Python client of the Workload API, nats-server, and MariaDB, Redis and
-// PostgreSQL of Debian. The proofs are its tests.
+// what a kubelet does for certificates of pods, SPIRE's server and agent, Istio's CA server, agent and injector
+// (istioctl), step-ca, OpenBao, Keycloak, Athenz's client of ZTS, a Python client of the Workload API, nats-server, and
+// MariaDB, Redis and PostgreSQL of Debian. The proofs are its tests.
 //
 // The programs are built from published modules, each with a module file of its own below programs, so that nothing
 // of theirs reaches another go.mod. They are built once for a user of a machine, and kept in the user's cache

@@ -48,7 +48,7 @@ const (
 	credential = "credential-bundle.private-key.x509.pem"
 )
 
-var long = flag.Bool("long", false, "have 5,000 pods, and the API server away for twenty minutes")
+var long = flag.Bool("long", false, "have 5,000 pods, the API server away for twenty minutes, and outages of SPIRE for half an hour")
 
 // nodes are the kubelets of a cluster, in one process.
 type nodes struct {

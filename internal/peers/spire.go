@@ -84,6 +84,7 @@ server {
 				serving_cert_file {
 					cert_file_path = "{{.Dir}}/web.pem"
 					key_file_path = "{{.Dir}}/web.key"
+					file_sync_interval = "1h"
 				}
 {{end}}
 			}
@@ -213,7 +214,8 @@ func (s *SPIRE) ServerCLI(t testing.TB, args ...string) string {
 	return out
 }
 
-// AgentCLI runs a command of the agent's program, such as "api", "fetch", "x509", with the address of the Workload API.
+// AgentCLI runs a command of the agent's program, such as "api", "fetch", "x509", with the address of the Workload
+// API.
 func (s *SPIRE) AgentCLI(args ...string) (string, error) {
 	return cli(s.agentProgram, s.AgentSocket, args)
 }
@@ -253,6 +255,8 @@ func (s *SPIRE) Bundle(t testing.TB) *spiffe.Bundle {
 }
 
 // LocalAuthority does a step of a rotation, in this order: prepare, activate, taint, revoke. The kind is x509 or jwt.
+// When x509 is tainted, it waits until the agent has replaced its own certificate, which revoke would make useless. If
+// workloads have certificates of the tainted CA, the agent drops them and may deny an identity until it has others.
 func (s *SPIRE) LocalAuthority(t testing.TB, kind, step string) {
 	t.Helper()
 	args := []string{"localauthority", kind, step}
@@ -265,7 +269,37 @@ func (s *SPIRE) LocalAuthority(t testing.TB, kind, step string) {
 		require.NoError(t, json.Unmarshal(all[state], &authority), "%s", all)
 		args = append(args, "-authorityID", authority.ID)
 	}
+	own := s.agentSerial(t)
 	s.ServerCLI(t, args...)
+	if kind == "x509" && step == "taint" {
+		require.Eventually(t, func() bool { return s.agentSerial(t) != own }, 30*time.Second, 200*time.Millisecond)
+	}
+}
+
+// agentSerial returns the serial number of the agent's own certificate.
+func (s *SPIRE) agentSerial(t testing.TB) string {
+	t.Helper()
+	var list struct {
+		Agents []struct {
+			Serial string `json:"x509svid_serial_number"`
+		}
+	}
+	s.decode(t, &list, "agent", "list")
+	require.Len(t, list.Agents, 1)
+	return list.Agents[0].Serial
+}
+
+// Backup copies the state of the server, and returns what replaces the state by that copy. Each starts it again.
+func (s *SPIRE) Backup(t testing.TB) (restore func()) {
+	t.Helper()
+	replace := func(name, by string) {
+		s.Server.Stop()
+		require.NoError(t, os.RemoveAll(s.path(name)))
+		require.NoError(t, os.CopyFS(s.path(name), os.DirFS(s.path(by))))
+		s.StartServer(t)
+	}
+	replace("backup", "server")
+	return func() { t.Helper(); replace("server", "backup") }
 }
 
 // newWeb makes the CA for websites which the server trusts, and the certificate of its own endpoint.
