@@ -2,7 +2,6 @@ package peers_test
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/x509"
 	"encoding/json"
@@ -87,7 +86,7 @@ func TestSPIREAgentCLI(t *testing.T) {
 		return out
 	}
 	require.NoError(t, m.Ready(t.Context()))
-	// steady is call during which the identity is not renewed.
+	// steady repeats a call until the identity is the same after it as before, and returns that state, too.
 	steady := func(args ...string) (out string, state *spiffe.Snapshot) {
 		for {
 			state = must.Get(m.Snapshot())(t)
@@ -150,7 +149,7 @@ Claims    : {"aud":\["db"\],"exp":`},
 		assert.Regexp(t, "^(?s:"+c.wants+")", call(c.code, strings.Fields(args)...), c.args)
 	}
 
-	watch, stderr := command("watch"), new(bytes.Buffer)
+	watch, stderr := command("watch"), new(programtest.Log)
 	watch.Stderr = stderr
 	lines := bufio.NewScanner(must.Get(watch.StdoutPipe())(t))
 	require.NoError(t, watch.Start())
@@ -182,11 +181,12 @@ Claims    : {"aud":\["db"\],"exp":`},
 	for _, args := range []string{"fetch x509", "fetch jwt -audience db"} {
 		assert.Contains(t, call(1, strings.Fields(args)...), "code = PermissionDenied desc = ")
 	}
+	require.Eventually(t, func() bool { return strings.Contains(stderr.String(), "code = PermissionDenied desc = ") },
+		passing, often, "the stream of watch ends")
 	denied.Store(false)
 	await(rotated)
 	require.NoError(t, watch.Process.Signal(os.Interrupt))
 	_ = watch.Wait() // the exit code is 1
-	assert.Contains(t, stderr.String(), "code = PermissionDenied desc = ")
 }
 
 // TestSPIREWorkloadAgent has our agent for a machine take its identities from SPIRE's, which goes away and returns: a
