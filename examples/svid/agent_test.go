@@ -751,6 +751,15 @@ func TestDoctorClock(t *testing.T) {
 	assert.Equal(t, 0, got.code)
 	assert.Contains(t, steps(t, got)["clock"].Detail, "no token to compare with")
 
+	for err, want := range map[error]result{workloadserver.ErrDenied: ok, errors.New("the server is away"): failed} {
+		socket := serve(t, fixed{snap}, &workloadserver.Options{
+			IssueJWTSVID: func(context.Context, spiffe.ID, []string) (string, error) { return "", err },
+		})
+		step := steps(t, svid(t, "doctor", "-json", "-socket", socket))["clock"]
+		assert.Equal(t, want, step.Result, "%v", step)
+		assert.Equal(t, want == failed, strings.Contains(step.Remedy, "see whether it reaches its server"), "%v", step)
+	}
+
 	early := spiffe.NewSnapshot(ca.SVID("/web", later), snap.Bundles())
 	step := steps(t, svid(t, "doctor", "-json", "-socket", serve(t, fixed{early}, nil)))
 	assert.Equal(t, failed, step["clock"].Result)

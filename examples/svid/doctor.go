@@ -49,6 +49,7 @@ const (
 	clockSkew   = time.Minute // tolerated by validators of tokens
 	sdsTime     = time.Second // within which a server without SDS refuses it
 	lateRenewal = 0.75        // of its life; an identity should be renewed before
+	unavailable = 14          // gRPC's code of an agent that has to ask its server, and cannot
 )
 
 // patient is the examination of a workload, step by step. A failed step ends the steps that need it.
@@ -340,13 +341,17 @@ func (p *patient) clock() check {
 		return check{Result: failed, Detail: fmt.Sprintf("the identity becomes valid only in %s", span(early)),
 			Remedy: "this clock is slow: set it by NTP"}
 	}
-	sure := check{Result: ok, Detail: fmt.Sprintf("the identity is valid since %s; no token to compare with",
+	sure := check{Result: ok, Detail: fmt.Sprintf("the identity became valid %s ago; no token to compare with",
 		span(now.Sub(p.svid.Leaf().NotBefore)))}
 	if p.client == nil {
 		return sure
 	}
 	tokens, err := p.client.FetchJWTSVIDs(p.ctx, p.svid.ID(), "svid-doctor-"+rand.Text()) // no cache has it
-	if err != nil {
+	if e, _ := errors.AsType[*workloadapi.Error](err); p.ctx.Err() != nil || e != nil && e.Code == unavailable {
+		return check{Result: failed, Detail: "no token to compare with: " + strings.TrimPrefix(err.Error(),
+			"workloadapi: "), Remedy: "the agent gets none, and in time no new identity: see whether it reaches its server"}
+	}
+	if err != nil { // the agent has no tokens, or none for such an audience
 		return sure
 	}
 	_, claims := payload(tokens[0].Token())

@@ -58,10 +58,7 @@ func callWithPySpiffe(t *testing.T, machine bool) {
 	cfg := quick()
 	cfg.JWT = &ca.JWTConfig{}
 	authority := must.Get(ca.New(cfg))(t)
-	other, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("other.test"), JWT: &ca.JWTConfig{}})
-	require.NoError(t, err)
-	stranger, err := ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("stranger.test"), JWT: &ca.JWTConfig{}})
-	require.NoError(t, err)
+	other, stranger := newAuthority(t, "other.test"), newAuthority(t, "stranger.test")
 	foreign, err := stranger.IssueJWTSVID(t.Context(), spiffe.MustParseID("spiffe://stranger.test/web"), []string{"db"})
 	require.NoError(t, err)
 	set := must.Get(spiffe.NewBundleSet(other.Bundle()))(t)
@@ -86,11 +83,7 @@ func callWithPySpiffe(t *testing.T, machine bool) {
 		h, err = workloadserver.NewHandler(m, &workloadserver.Options{IssueJWTSVID: authority.IssueJWTSVID, ValidateJWTSVID: validator.ValidateJWTSVID})
 		require.NoError(t, err)
 	}
-	background(t, func(ctx context.Context) { _ = authority.Run(ctx) })
-	background(t, func(ctx context.Context) { _ = m.Run(ctx) })
-	server := &unixsocket.Server{Path: socket, Handler: h}
-	background(t, func(ctx context.Context) { _ = server.Run(ctx) })
-	require.Eventually(t, func() bool { _, err := os.Stat(socket); return err == nil }, passing, often)
+	serveAPI(t, socket, h, authority.Run, m.Run)
 
 	cmd := peers.Python(t, "testdata/workload.py", socket, foreign, strconv.Itoa(svids))
 	var stderr bytes.Buffer
@@ -142,6 +135,22 @@ func callWithPySpiffe(t *testing.T, machine bool) {
 	assert.True(t, got["rotation"].Seen)
 	assert.Len(t, got["rotation"].SVIDs, svids)
 	assert.Subset(t, got["rotation"].Keys, keys)
+}
+
+// newAuthority returns a CA that signs both kinds of SVIDs.
+func newAuthority(t *testing.T, trustDomain string) *ca.Authority {
+	return must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain(trustDomain), JWT: &ca.JWTConfig{}}))(t)
+}
+
+// serveAPI serves a handler on a Unix socket, and runs what is behind it, until the test ends.
+func serveAPI(t *testing.T, socket string, h http.Handler, behind ...func(context.Context) error) {
+	t.Helper()
+	for _, run := range behind {
+		background(t, func(ctx context.Context) { _ = run(ctx) })
+	}
+	server := &unixsocket.Server{Path: socket, Handler: h}
+	require.NoError(t, server.Listen())
+	background(t, func(ctx context.Context) { _ = server.Run(ctx) })
 }
 
 func digests(b *spiffe.Bundle) (out []string) {

@@ -37,6 +37,9 @@ type SPIREOptions struct {
 	// Profile is that of the server's bundle endpoint, https_spiffe or https_web. Without one there is no endpoint.
 	Profile string
 
+	// Interval is the time after which the server and the agent look for changes: a second by default.
+	Interval time.Duration
+
 	AgentConfig string // lines for the section "agent" of its configuration
 }
 
@@ -69,7 +72,7 @@ server {
 	default_jwt_svid_ttl = "{{.SVIDTTL}}"
 	agent_ttl = "{{.CATTL}}"
 	ca_ttl = "{{.CATTL}}"
-	experimental { cache_reload_interval = "1s" }
+	experimental { cache_reload_interval = "{{.Interval}}" }
 {{if .Profile}}
 	federation {
 		bundle_endpoint {
@@ -108,13 +111,18 @@ agent {
 	socket_path = "{{.Dir}}/agent.sock"
 	trust_domain = "{{.TrustDomain}}"
 	insecure_bootstrap = true
-	experimental { sync_interval = "1s" }
+	experimental { sync_interval = "{{.Interval}}" }
 	{{.AgentConfig}}
 }
 plugins {
 	NodeAttestor "join_token" { plugin_data {} }
 	KeyManager "disk" { plugin_data { directory = "{{.Dir}}/agent" } }
-	WorkloadAttestor "unix" { plugin_data {} }
+	WorkloadAttestor "unix" {
+		plugin_data {
+			discover_workload_path = true
+			workload_size_limit = -1
+		}
+	}
 }
 {{end}}`))
 
@@ -126,6 +134,9 @@ func NewSPIRE(t testing.TB, o SPIREOptions) *SPIRE {
 	}
 	if o.SVIDTTL == 0 {
 		o.SVIDTTL = time.Minute
+	}
+	if o.Interval == 0 {
+		o.Interval = time.Second
 	}
 	if o.CATTL == 0 {
 		o.CATTL = time.Hour

@@ -29,6 +29,7 @@ type player struct {
 	streams  map[string]*stream
 	history  map[string][]string // the contents that the source has had under a name; the last is current
 	fetched  string              // version of the last fetch
+	ours     map[string]string   // what the scripts call a name of the server
 	barriers int
 	strict   bool // dropped names must not come any more
 }
@@ -69,7 +70,7 @@ func play(ctx context.Context, server *Server, contents *contents, patience time
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	p := &player{
-		ctx: ctx, server: server, contents: contents, patience: patience,
+		ctx: ctx, server: server, contents: contents, patience: patience, ours: make(map[string]string),
 		grpc:    grpchttp.NewClient(server.Client, server.URL, 16<<20),
 		streams: make(map[string]*stream), history: make(map[string][]string),
 	}
@@ -160,15 +161,20 @@ func (p *player) line(line string) error {
 		return nil
 	case "ends":
 		_, err := p.receive(s)
-		if e, ok := errors.AsType[*grpchttp.Error](err); !ok || e.Code.String() != args[0] || !e.Remote {
-			return fmt.Errorf("it does not end with %s: %w", args[0], cause(err))
-		}
-		return nil
+		return endsWith(args, err)
 	case "close":
 		s.close()
 		return nil
 	}
 	return fmt.Errorf("there is no %q", words[1])
+}
+
+// endsWith returns an error unless the server has ended a call with one of these codes.
+func endsWith(codes []string, err error) error {
+	if e, ok := errors.AsType[*grpchttp.Error](err); ok && e.Remote && slices.Contains(codes, e.Code.String()) {
+		return nil
+	}
+	return fmt.Errorf("it does not end with %s: %w", strings.Join(codes, " or "), cause(err))
 }
 
 func cause(err error) error {
@@ -178,9 +184,19 @@ func cause(err error) error {
 	return err
 }
 
+// theirs returns the server's name for what the scripts call name.
+func (p *player) theirs(name string) string {
+	if p.server.Name == nil || name == "" || name == "*" {
+		return name
+	}
+	theirs := p.server.Name(name)
+	p.ours[theirs] = name
+	return theirs
+}
+
 // set changes the source.
 func (p *player) set(name, word string) error {
-	s, err := p.contents.secret(name, word)
+	s, err := p.contents.secret(p.theirs(name), word)
 	if err != nil {
 		return err
 	}
@@ -191,7 +207,7 @@ func (p *player) set(name, word string) error {
 	for _, s := range p.streams {
 		s.racing = true
 	}
-	p.server.Set(name, s)
+	p.server.Set(p.theirs(name), s)
 	return nil
 }
 
@@ -271,7 +287,7 @@ func (p *player) send(s *stream, r *request) error {
 		r.typeURL = ""
 	}
 	p.open(s)
-	msg, err := r.encode()
+	msg, err := r.encode(p.theirs)
 	if err != nil {
 		return err
 	}
@@ -428,7 +444,7 @@ func (p *player) receive(s *stream) (*response, error) {
 	if a.err != nil {
 		return nil, a.err
 	}
-	r, err := p.contents.decode(a.msg, s.delta)
+	r, err := p.contents.decode(a.msg, s.delta, p.ours)
 	if err != nil {
 		return nil, err
 	}
@@ -599,7 +615,7 @@ func (p *player) fetch(words []string) error {
 	if err != nil {
 		return err
 	}
-	msg, err := r.encode()
+	msg, err := r.encode(p.theirs)
 	if err != nil {
 		return err
 	}
@@ -607,15 +623,12 @@ func (p *player) fetch(words []string) error {
 	defer cancel()
 	answer, err := p.grpc.Unary(ctx, service+"FetchSecrets", nil, msg)
 	if verb == "ends" {
-		if e, ok := errors.AsType[*grpchttp.Error](err); !ok || e.Code.String() != args[0] {
-			return fmt.Errorf("it does not end with %s: %w", args[0], cause(err))
-		}
-		return nil
+		return endsWith(args, err)
 	}
 	if err != nil {
 		return err
 	}
-	resp, err := p.contents.decode(answer, false)
+	resp, err := p.contents.decode(answer, false, p.ours)
 	if err != nil {
 		return err
 	}

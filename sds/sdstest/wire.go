@@ -1,6 +1,7 @@
 package sdstest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -224,7 +225,8 @@ func (c *contents) fromAny(f *protofield.Field) (item, error) {
 	return c.item(&r)
 }
 
-func (c *contents) decode(msg []byte, delta bool) (*response, error) {
+// decode reads a message. ours has what the scripts call the server's names.
+func (c *contents) decode(msg []byte, delta bool, ours map[string]string) (*response, error) {
 	var r response
 	err := protofield.Read(msg, func(f *protofield.Field) {
 		switch {
@@ -268,6 +270,12 @@ func (c *contents) decode(msg []byte, delta bool) (*response, error) {
 	if err == nil && r.typeURL != secretURL {
 		err = fmt.Errorf("a response of type %q", r.typeURL)
 	}
+	for i, it := range r.items {
+		r.items[i].name = cmp.Or(ours[it.name], it.name)
+	}
+	for i, name := range r.removed {
+		r.removed[i] = cmp.Or(ours[name], name)
+	}
 	return &r, err
 }
 
@@ -281,7 +289,8 @@ type request struct {
 	reason               string // "" is no error_detail
 }
 
-func (r *request) encode() ([]byte, error) {
+// encode returns the message, with the names that theirs returns.
+func (r *request) encode(theirs func(name string) string) ([]byte, error) {
 	numbers := []protofield.Number{2, 3, 0, 0, 4, 5, 6} // node, names, drop, have, type, nonce, error
 	if r.delta {
 		numbers = []protofield.Number{1, 3, 4, 5, 2, 6, 7}
@@ -297,13 +306,13 @@ func (r *request) encode() ([]byte, error) {
 			})
 		}
 		for _, name := range r.names {
-			w.AddText(numbers[1], name)
+			w.AddText(numbers[1], theirs(name))
 		}
 		for _, name := range r.drop {
-			w.AddText(numbers[2], name)
+			w.AddText(numbers[2], theirs(name))
 		}
 		for _, name := range slices.Sorted(maps.Keys(r.have)) {
-			w.Entry(numbers[3], name, []byte(r.have[name]))
+			w.Entry(numbers[3], theirs(name), []byte(r.have[name]))
 		}
 		w.Text(numbers[4], r.typeURL)
 		w.Text(numbers[5], r.nonce)
