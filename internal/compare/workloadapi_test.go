@@ -671,8 +671,9 @@ func TestPeerServerWIT(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, all, 1)
 		assert.Equal(t, "internal", all[0].Hint)
-		svid := must.Get(witsvid.ParseSVID(all[0].Token(), all[0].KeyJWK()))(t)
-		assert.Equal(t, web, must.Get(prove(t, bundles(), svid))(t))
+		var key jose.JSONWebKey
+		require.NoError(t, key.UnmarshalJSON(all[0].KeyJWK()))
+		assert.Equal(t, web, must.Get(prove(t, bundles(), all[0].Token(), key.Key.(crypto.Signer)))(t))
 		kid := must.Get(witsvid.ParseUnverified(all[0].Token()))(t).KeyID
 		if updates++; updates == 1 {
 			assert.Equal(t, "wit-1", kid)

@@ -37,8 +37,8 @@ func (s *TokenSVID) Token() string {
 	return token
 }
 
-// KeyJWK returns the private key of a WIT-SVID, as a JWK in JSON, which package witsvid parses, in a new slice; nil for
-// a JWT-SVID, which has no key.
+// KeyJWK returns the private key of a WIT-SVID, as a JWK in JSON, in a new slice; nil for a JWT-SVID, which has no
+// key.
 func (s *TokenSVID) KeyJWK() []byte {
 	if s.secret == nil {
 		return nil

@@ -20,7 +20,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-jose/go-jose/v4"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -233,72 +232,6 @@ func TestNewSVID(t *testing.T) {
 	require.ErrorContains(t, err, "no key")
 	_, err = witsvid.NewSVID(token+".", wk)
 	assert.Equal(t, "malformed WIT-1", outcome(t, err))
-}
-
-// A key as the Workload API sends it, and what is none of the token.
-func TestParseSVID(t *testing.T) {
-	t.Parallel()
-	conformance.Covers(t, "WAPI-26", "WIT-51")
-	scalar := func(k *ecdsa.PrivateKey) string { return `,"d":"` + b64(must.Get(k.Bytes())(t)) + `"` }
-	token := baseToken()
-	rsaToken := must.Get(newIssuer(t, issuedAt()).Issue(spiffe.MustParseID(webID), rsaKey().Public()))(t)
-	marshal := func(key any) string { return string(must.Get(jose.JSONWebKey{Key: key}.MarshalJSON())(t)) }
-	_, edwards := must.Get2(ed25519.GenerateKey(rand.Reader))(t)
-	v := newValidator(t, wit1Bundle(t), atNow())
-	for name, c := range map[string]struct{ token, jwk, err string }{
-		"EC":                    {token, claims(jwk(wk) + scalar(wk)), ""},
-		"with alg and kid":      {token, claims(jwk(wk) + scalar(wk) + `,"alg":"ES256","kid":"x","use":"sig"`), ""},
-		"RSA":                   {rsaToken, marshal(rsaKey()), ""},
-		"another key":           {token, claims(jwk(other) + scalar(other)), "not the one that the token confirms"},
-		"of another kind":       {token, marshal(rsaKey()), "not the one that the token confirms"},
-		"Ed25519":               {token, marshal(edwards), "not the one that the token confirms"},
-		"public":                {token, claims(jwk(wk)), "not a private key"},
-		"symmetric":             {token, `{"kty":"oct","k":"AAAA"}`, "not a private key"},
-		"of another public":     {token, claims(jwk(wk) + scalar(other)), "not the one that the token confirms"},
-		"zero":                  {token, claims(jwk(wk) + `,"d":"` + b64(make([]byte, 32)) + `"`), "not a private key"},
-		"damaged":               {token, claims(jwk(wk) + `,"d":"AQ"`), "not a valid JWK"},
-		"not JSON":              {token, "x", "not a valid JWK"},
-		"nothing":               {token, "", "not a valid JWK"},
-		"larger than any":       {token, claims(jwk(wk)+scalar(wk)) + strings.Repeat(" ", maxSize), "not a valid JWK"},
-		"of a token that is no": {token + ".", claims(jwk(wk) + scalar(wk)), "WIT-1"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s, err := witsvid.ParseSVID(c.token, []byte(c.jwk))
-			if c.err != "" {
-				require.Nil(t, s)
-				if e, ok := errors.AsType[*refused](err); ok {
-					assert.Equal(t, c.err, e.Rule)
-				} else {
-					assert.ErrorContains(t, err, c.err)
-				}
-				return
-			}
-			require.NoError(t, err)
-			call := witsvid.Call{Target: vectorTarget}
-			sent, proof := prove(t, s, atNow().Now, call)
-			must.Get(v.Validate(sent, proof, call))(t)
-		})
-	}
-}
-
-// FuzzParseSVID: a key that is taken makes proofs that a validator accepts.
-func FuzzParseSVID(f *testing.F) {
-	d := `,"d":"` + b64(must.Get(wk.Bytes())(f)) + `"`
-	for _, in := range []string{jwk(wk) + d, jwk(other) + d, jwk(wk), `"kty":"oct","k":"AAAA"`} {
-		f.Add([]byte(claims(in)))
-	}
-	v := newValidator(f, wit1Bundle(f), atNow(func(o *witsvid.ValidatorOptions) { o.Proofs = -1 }))
-	f.Fuzz(func(t *testing.T, in []byte) {
-		s, err := witsvid.ParseSVID(baseToken(), in)
-		if err != nil {
-			require.Nil(t, s)
-			return
-		}
-		call := witsvid.Call{Target: vectorTarget}
-		sent, proof := prove(t, s, atNow().Now, call)
-		must.Get(v.Validate(sent, proof, call))(t)
-	})
 }
 
 // Neither keys nor tokens show, however a value is printed.

@@ -2,12 +2,9 @@ package witsvid
 
 import (
 	"crypto"
-	"crypto/ecdsa"
 	"errors"
 	"fmt"
 	"time"
-
-	"github.com/go-jose/go-jose/v4"
 
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tokens/token"
@@ -49,22 +46,4 @@ func NewSVID(text string, key crypto.Signer) (*SVID, error) {
 		token:    func() string { return text },
 		signer:   func() *token.Signer { return signer },
 	}, nil
-}
-
-// ParseSVID is [NewSVID] for a private key as the Workload API sends it: a JWK in JSON (RFC 7517), of at most 16 KiB.
-func ParseSVID(text string, jwk []byte) (*SVID, error) {
-	var k jose.JSONWebKey
-	if len(jwk) > token.MaxSize || k.UnmarshalJSON(jwk) != nil { // an error of which could carry a part of the key
-		return nil, errors.New("witsvid: parse the key of an SVID: it is not a valid JWK")
-	}
-	key, ok := k.Key.(crypto.Signer)
-	if ec, isEC := key.(*ecdsa.PrivateKey); isEC { // the public half in the JWK may be that of another key
-		d, _ := ec.Bytes()
-		own, err := ecdsa.ParseRawPrivateKey(ec.Curve, d)
-		key, ok = own, err == nil
-	}
-	if !ok {
-		return nil, errors.New("witsvid: parse the key of an SVID: it is not a private key")
-	}
-	return NewSVID(text, key)
 }

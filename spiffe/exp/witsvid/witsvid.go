@@ -23,8 +23,7 @@
 //
 // # Use
 //
-// A client makes an [SVID] from a token and its key with [NewSVID], or with [ParseSVID] from those of the Workload
-// API, and presents it with a transport.
+// A client makes an [SVID] from a token and its key with [NewSVID], and presents it with a transport.
 // Each request then carries the token and a proof that is good for this request, for one minute, once:
 //
 //	prover := &witsvid.Prover{Source: func() (*witsvid.SVID, error) { return svid, nil }}
