@@ -151,7 +151,7 @@ func (w *brokerWorld) serve(network string) string {
 		}}))(w.t)
 	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: w, Peers: w, Allow: spiffe.AllowAnyPeer(),
 		MinVersion: tls.VersionTLS12}))(w.t)
-	s := &unixsocket.Server{Path: socket(w.t), Handler: h, TLS: endpoint.ConfigureServer}
+	s := &unixsocket.Server{Path: socket(w.t), Handler: h, Serve: endpoint.Serve}
 	address := "unix://" + s.Path
 	if network == "tcp" {
 		s.Listener = must.Get(net.Listen("tcp", "127.0.0.1:0"))(w.t)

@@ -23,7 +23,6 @@ import (
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
-	"github.com/svidkit/svidkit/spiffe/internal/reflection"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe/workloadserver/internal/descriptors"
 )
@@ -70,7 +69,7 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 
 // methods returns the methods by path: reflection, and the API methods that the options enable.
 func (h *Handler) methods() map[string]grpchttp.Method {
-	methods := reflection.Methods(func(ctx context.Context) []byte {
+	methods := reflection(func(ctx context.Context) []byte {
 		if front := workloadwire.FrontOf(ctx); front != nil {
 			return front.Descriptors()
 		}

@@ -53,9 +53,6 @@ import (
 	"fmt"
 	"regexp"
 
-	"google.golang.org/protobuf/encoding/protowire"
-
-	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
@@ -112,10 +109,10 @@ func (r Reference) Kind() string {
 
 // String returns the kind and the name of r, for logs. It is not to be parsed.
 func (r Reference) String() string {
-	if o := r.Object; o != (Object{}) {
-		return fmt.Sprintf("%s %q in namespace %q with UID %q", r.Kind(), o.Name, o.Namespace, o.UID)
+	if r.Object == (Object{}) {
+		return fmt.Sprintf("pid %d", r.PID)
 	}
-	return fmt.Sprintf("pid %d", r.PID)
+	return fmt.Sprintf("%s %+q", r.Kind(), r.Object)
 }
 
 var (
@@ -142,58 +139,4 @@ func (r Reference) check() error {
 		return errors.New("the namespace, the name or the UID is none of Kubernetes")
 	}
 	return nil
-}
-
-// write adds a WorkloadReference as the first field of a request.
-func (r Reference) write(w *protofield.Writer) {
-	w.Message(1, func(w *protofield.Writer) {
-		if r.PID != 0 {
-			w.Any(1, typePID, func(w *protofield.Writer) { w.Varint(1, uint64(r.PID)) })
-			return
-		}
-		o := r.Object
-		w.Any(1, typeObject, func(w *protofield.Writer) {
-			w.Texts(1, o.Plural, o.Group)
-			if o.Name != "" {
-				w.Texts(2, o.Namespace, o.Name)
-			}
-			w.Text(3, o.UID)
-		})
-	})
-}
-
-// readReference reads the WorkloadReference in a field.
-func readReference(f *protofield.Field) (r Reference, err error) {
-	var url string
-	var value []byte
-	f.Message(func(f *protofield.Field) {
-		if f.Number == 1 && f.Type == protowire.BytesType {
-			url, value = f.Any()
-		}
-	})
-	switch o := &r.Object; url {
-	case typePID:
-		err = protofield.Read(value, func(f *protofield.Field) {
-			if f.Number == 1 {
-				f.Int32(&r.PID)
-			}
-		})
-	case typeObject:
-		err = protofield.Read(value, func(f *protofield.Field) {
-			switch f.Number {
-			case 1:
-				f.Message(protofield.Texts(&o.Plural, &o.Group))
-			case 2:
-				o.Name = cmp.Or(o.Name, "/") // which check refuses: a key has a name
-				f.Message(protofield.Texts(&o.Namespace, &o.Name))
-			case 3:
-				f.Text(&o.UID)
-			}
-		})
-	case "":
-		err = errors.New("there is no reference to a workload")
-	default:
-		err = errors.New("the server does not know this type of references")
-	}
-	return r, cmp.Or(err, r.check())
 }

@@ -161,3 +161,21 @@ func (w *workload) Failed(status *grpchttp.Error) error {
 	}
 	return nil
 }
+
+// write adds a WorkloadReference as the first field of a request.
+func (r Reference) write(w *protofield.Writer) {
+	w.Message(1, func(w *protofield.Writer) {
+		if r.PID != 0 {
+			w.Any(1, typePID, func(w *protofield.Writer) { w.Varint(1, uint64(r.PID)) })
+			return
+		}
+		o := r.Object
+		w.Any(1, typeObject, func(w *protofield.Writer) {
+			w.Texts(1, o.Plural, o.Group)
+			if o.Name != "" {
+				w.Texts(2, o.Namespace, o.Name)
+			}
+			w.Text(3, o.UID)
+		})
+	})
+}

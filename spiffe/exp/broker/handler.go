@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -221,4 +222,40 @@ func (c *call) Tell(e *grpchttp.Error) {
 	case e.Code == grpchttp.NotFound:
 		e.Reason = "WORKLOAD_NOT_FOUND"
 	}
+}
+
+// readReference reads the WorkloadReference in a field.
+func readReference(f *protofield.Field) (r Reference, err error) {
+	var url string
+	var value []byte
+	f.Message(func(f *protofield.Field) {
+		if f.Number == 1 && f.Type == protowire.BytesType {
+			url, value = f.Any()
+		}
+	})
+	switch o := &r.Object; url {
+	case typePID:
+		err = protofield.Read(value, func(f *protofield.Field) {
+			if f.Number == 1 {
+				f.Int32(&r.PID)
+			}
+		})
+	case typeObject:
+		err = protofield.Read(value, func(f *protofield.Field) {
+			switch f.Number {
+			case 1:
+				f.Message(protofield.Texts(&o.Plural, &o.Group))
+			case 2:
+				o.Name = cmp.Or(o.Name, "/") // which check refuses: a key has a name
+				f.Message(protofield.Texts(&o.Namespace, &o.Name))
+			case 3:
+				f.Text(&o.UID)
+			}
+		})
+	case "":
+		err = errors.New("there is no reference to a workload")
+	default:
+		err = errors.New("the server does not know this type of references")
+	}
+	return r, cmp.Or(err, r.check())
 }

@@ -1,5 +1,4 @@
-// Package reflection answers gRPC server reflection, with which tools without the .proto files discover an API.
-package reflection
+package workloadserver
 
 import (
 	"context"
@@ -10,9 +9,10 @@ import (
 	"github.com/svidkit/svidkit/internal/protofield"
 )
 
-// Methods returns the methods of server reflection, by path. For each stream set returns the descriptors of the
-// services: an encoded google.protobuf.FileDescriptorSet in which each file is after those that it imports.
-func Methods(set func(context.Context) []byte) map[string]grpchttp.Method {
+// reflection returns the methods of server reflection, with which tools without the .proto files discover an API. For
+// each stream set returns its descriptors: an encoded google.protobuf.FileDescriptorSet in which each file is after
+// those that it imports.
+func reflection(set func(context.Context) []byte) map[string]grpchttp.Method {
 	methods := make(map[string]grpchttp.Method)
 	for _, version := range []string{"v1", "v1alpha"} {
 		service := "grpc.reflection." + version + ".ServerReflection"
