@@ -22,8 +22,8 @@ import (
 type Client struct {
 	server string // the address, as errors and logs show it
 	http   *http.Client
-	api    workloadwire.API
-	conns  conns.Dialed // none with an HTTP client of the caller
+	api    workloadwire.API // nil for the Workload API
+	conns  conns.Dialed     // none with an HTTP client of the caller
 }
 
 // NewClient returns a client for the server at address, such as "unix:///run/agent/api.sock": see [Config]. It does
@@ -33,7 +33,7 @@ type Client struct {
 // server behind a named pipe, for example. It must reach the server whatever host a URL names, speak HTTP/2 without
 // TLS, and have no Timeout, which would end the streams.
 func NewClient(address string, via *http.Client) (*Client, error) {
-	c := &Client{server: address, http: via, api: own{}}
+	c := &Client{server: address, http: via}
 	if via != nil && address == "" {
 		c.server = "the server of an http.Client"
 		if other, ok := via.Transport.(workloadwire.API); ok {
@@ -87,25 +87,14 @@ func httpClient(a workloadwire.Address, open *conns.Dialed) *http.Client {
 // seconds. The Client stays usable.
 func (c *Client) CloseIdleConnections() { c.http.CloseIdleConnections() }
 
-// own is the Workload API.
-type own struct{}
-
-func (own) String() string { return "" }
-
-// Request adds the header which shows that the workload itself sent the request (Workload Endpoint section 6).
-func (own) Request(name string, message []byte) (string, http.Header, []byte, error) {
-	h := make(http.Header)
-	h.Set(workloadwire.Header, "true")
-	return "http://localhost" + workloadwire.Service + name, h, message, nil
-}
-
-func (own) Failed(*grpchttp.Error) error { return nil }
-
-// open begins a call.
-func (c *Client) open(ctx context.Context, name string, limit int, message []byte) (*grpchttp.Stream, error) {
-	url, metadata, request, err := c.api.Request(name, message)
-	if err != nil {
-		return nil, err
+// open begins a call. The header shows that the workload itself sent the request (Workload Endpoint section 6).
+func (c *Client) open(ctx context.Context, name string, limit int, request []byte) (_ *grpchttp.Stream, err error) {
+	url, metadata := "http://localhost"+workloadwire.Service+name, make(http.Header)
+	metadata.Set(workloadwire.Header, "true")
+	if c.api != nil {
+		if url, metadata, request, err = c.api.Request(name, request); err != nil {
+			return nil, err
+		}
 	}
 	return grpchttp.NewClient(c.http, "", limit).Stream(ctx, url, metadata, request)
 }

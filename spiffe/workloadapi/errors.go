@@ -70,7 +70,9 @@ func (c *Client) failure(rpc string, err error) *Error {
 	if !ok || !status.Remote {
 		return e
 	}
-	own := c.api.Failed(status)
+	if e.Err = nil; c.api != nil {
+		e.Err = c.api.Failed(status)
+	}
 	switch status.Code {
 	case grpchttp.PermissionDenied:
 		e.Err = ErrDenied
@@ -81,8 +83,6 @@ func (c *Client) failure(rpc string, err error) *Error {
 		e.Err, e.Final = ErrRefused, true
 	case grpchttp.Unimplemented:
 		e.Err, e.Final = fmt.Errorf("the server does not implement this: %w", errors.ErrUnsupported), true
-	default:
-		e.Err = own
 	}
 	if e.Err == nil {
 		e.Err = errors.New("status " + status.Code.String())
