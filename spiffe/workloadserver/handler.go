@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -193,7 +194,7 @@ func (h *Handler) look(ctx context.Context) (v view, err error) {
 	hook, cancel := context.WithTimeout(ctx, hookTimeout)
 	defer cancel()
 	ids, denied := h.opts.Identities(hook)
-	if ctx.Err() != nil { // the hook may have noticed that the workload has ended
+	if errors.Is(context.Cause(ctx), fs.ErrNotExist) { // the hook may have noticed that a Front's workload has ended
 		return v, ended(ctx)
 	}
 	if denied == nil {
