@@ -127,6 +127,9 @@ type call struct {
 	method   string    // of the Workload API
 	broker   spiffe.ID // zero for a client without a certificate
 	admitted bool
+
+	kind       string   // of the reference
+	namespaces []string // in the reference, and of the workload
 }
 
 var _ workloadwire.Front = (*call)(nil)
@@ -170,14 +173,17 @@ func (c *call) Workload(ctx context.Context, request []byte) (context.Context, [
 	if err != nil || invalid != nil {
 		return nil, nil, c.refuse(r, errors.Join(fs.ErrInvalid, invalid, err))
 	}
-	g := c.h.opts.Grant(c.broker)
-	in := r.Object.Namespace
-	if g == nil || !permits(g.References, r.Kind()) || in != "" && !permits(g.Namespaces, in) ||
-		slices.ContainsFunc(audience, func(one string) bool { return !permits(g.Audiences, one) }) {
+	c.kind = r.Kind()
+	if in := r.Object.Namespace; in != "" {
+		c.namespaces = append(c.namespaces, in)
+	}
+	g := c.grant()
+	if g == nil || slices.ContainsFunc(audience, func(one string) bool { return !permits(g.Audiences, one) }) {
 		return nil, nil, c.refuse(r, workloadserver.ErrDenied)
 	}
 	ctx, namespace, err := c.h.opts.Resolve(ctx, r)
-	if err == nil && !permits(g.Namespaces, namespace) {
+	c.namespaces = append(c.namespaces, namespace)
+	if err == nil && c.grant() == nil {
 		err = workloadserver.ErrDenied
 	}
 	if err != nil {
@@ -203,9 +209,19 @@ func (c *call) refuse(r Reference, err error) error {
 	return e
 }
 
+// grant returns the broker's grant, or nil if that does not permit what is known of the workload.
+func (c *call) grant() *Grant {
+	g := c.h.opts.Grant(c.broker)
+	if g == nil || !permits(g.References, c.kind) ||
+		slices.ContainsFunc(c.namespaces, func(in string) bool { return !permits(g.Namespaces, in) }) {
+		return nil
+	}
+	return g
+}
+
 // Permits reports whether the broker may have an identity.
 func (c *call) Permits(id spiffe.ID) bool {
-	g := c.h.opts.Grant(c.broker)
+	g := c.grant()
 	return g != nil && g.Identities.Check(id) == nil
 }
 
