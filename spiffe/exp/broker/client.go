@@ -34,6 +34,7 @@ type Client struct {
 	at       workloadwire.Address
 	endpoint *spiffetls.Endpoint
 	open     conns.Dialed
+	dial     func(ctx context.Context, network, address string) (net.Conn, error)
 
 	mu   sync.Mutex
 	http atomic.Pointer[http.Transport]
@@ -48,6 +49,7 @@ func NewClient(address string, endpoint *spiffetls.Endpoint) (*Client, error) {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
 	c := &Client{at: at, endpoint: endpoint}
+	c.dial = c.open.Dial((&net.Dialer{Timeout: 30 * time.Second}).DialContext)
 	if err := c.renew(nil); err != nil {
 		return nil, fmt.Errorf("broker: new client: %w", err)
 	}
@@ -65,9 +67,8 @@ func (c *Client) renew(old *http.Transport) error {
 	if err != nil {
 		return err
 	}
-	dial := c.open.Dial((&net.Dialer{Timeout: 30 * time.Second}).DialContext)
 	t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return dial(ctx, c.at.Network, c.at.Target)
+		return c.dial(ctx, c.at.Network, c.at.Target)
 	}
 	t.HTTP2 = &http.HTTP2Config{SendPingTimeout: 6 * time.Minute, WriteByteTimeout: 30 * time.Second}
 	if c.http.Store(t); old != nil {
