@@ -168,7 +168,7 @@ const (
 
 // patience bounds the waits between streams. A wait is a share of the remaining lifetime, so that even an identity
 // that lives for a minute survives the restart of an agent. An attempt costs next to nothing while the server is away.
-var patience = renew.Patience{Impatient: 5 * time.Second, Longest: 5 * time.Second, Wish: time.Minute}
+var patience = renew.Patience{Impatient: 5 * time.Second, Longest: 5 * time.Second, Wish: 2 * time.Minute}
 
 var (
 	errSilent = errors.New("the server did not answer in time")
