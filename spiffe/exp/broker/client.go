@@ -70,6 +70,7 @@ func (c *Client) renew(old *http.Transport) error {
 	t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return c.dial(ctx, c.at.Network, c.at.Target)
 	}
+	t.MaxConnsPerHost = 1 // to dial: one that is full is followed by another
 	t.HTTP2 = &http.HTTP2Config{SendPingTimeout: 6 * time.Minute, WriteByteTimeout: 30 * time.Second}
 	if c.http.Store(t); old != nil {
 		old.CloseIdleConnections()
