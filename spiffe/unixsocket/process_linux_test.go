@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
@@ -114,7 +115,7 @@ func TestProcessThatEndedBeforeAccept(t *testing.T) {
 	cmd, _ := peer(t, must.Get(os.Executable())(t), path)
 	require.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait()
-	taken := take(t, cmd.Process.Pid)
+	taken := workloadtest.TakePID(t, cmd.Process.Pid)
 	c := must.Get(l.Accept())(t)
 	defer c.Close()
 	ctx := unixsocket.ConnContext(t.Context(), c)
@@ -124,24 +125,6 @@ func TestProcessThatEndedBeforeAccept(t *testing.T) {
 	if !taken {
 		t.Skip("no other process could be given that PID: it takes root, and a kernel that can checkpoint")
 	}
-}
-
-// take starts a process with the PID, if it can.
-func take(t *testing.T, pid int) bool {
-	for range 200 {
-		if os.WriteFile("/proc/sys/kernel/ns_last_pid", fmt.Append(nil, pid-1), 0) != nil {
-			return false
-		}
-		cmd := exec.Command("/bin/sleep", "60")
-		require.NoError(t, cmd.Start())
-		stop := func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
-		if cmd.Process.Pid == pid {
-			t.Cleanup(stop)
-			return true
-		}
-		stop()
-	}
-	return false
 }
 
 // The unit is the outermost of systemd, and the pod is of the kubelet: what a service, a user or a container can name itself
