@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -125,6 +126,50 @@ func TestProcessThatEndedBeforeAccept(t *testing.T) {
 	if !taken {
 		t.Skip("no other process could be given that PID: it takes root, and a kernel that can checkpoint")
 	}
+}
+
+// In the context of a request, another process takes the place of the caller, until it ends.
+func TestWithProcess(t *testing.T) {
+	t.Parallel()
+	path, contexts := asked(t)
+	copied := filepath.Join(filepath.Dir(path), "web) Z (1") // as its own line of /proc/PID/stat has it
+	self := must.Get(os.Executable())(t)
+	require.NoError(t, os.WriteFile(copied, must.Get(os.ReadFile(self))(t), 0o700))
+	cmd, _ := peer(t, copied, path)
+	theirs := <-contexts
+	defer must.Get(net.Dial("unix", path))(t).Close()
+	ours := <-contexts
+	with := func(ctx context.Context, pid int) error { return must.Err(unixsocket.WithProcess(ctx, int32(pid))) }
+
+	ctx := must.Get(unixsocket.WithProcess(ours, int32(cmd.Process.Pid)))(t)
+	found, known := unixsocket.PeerFromContext(ctx)
+	require.True(t, known)
+	assert.Equal(t, unixsocket.Peer{PID: int32(cmd.Process.Pid), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}, found)
+	assert.Equal(t, copied, must.Get(unixsocket.ProcessFromContext(ctx))(t).Executable)
+	assert.Equal(t, self, must.Get(unixsocket.ProcessFromContext(ours))(t).Executable, "it was and is the caller")
+	nobody := must.Get(unixsocket.WithProcess(ours, 0))(t)
+	_, known = unixsocket.PeerFromContext(nobody)
+	assert.False(t, known)
+	require.Error(t, must.Err(unixsocket.ProcessFromContext(nobody)))
+	for _, none := range []int{-1, 1<<31 - 1} {
+		require.ErrorIs(t, with(ours, none), fs.ErrNotExist)
+	}
+	for _, stranger := range []context.Context{t.Context(), nobody} {
+		require.ErrorIs(t, with(stranger, os.Getpid()), fs.ErrInvalid)
+	}
+	require.NoError(t, with(theirs, os.Getpid()))
+
+	require.NoError(t, ctx.Err())
+	require.NoError(t, cmd.Process.Kill())
+	select {
+	case <-ctx.Done():
+	case <-time.After(time.Minute):
+		t.Fatal("the process has ended, and its context has not")
+	}
+	require.ErrorIs(t, context.Cause(ctx), fs.ErrNotExist)
+	require.Error(t, must.Err(unixsocket.ProcessFromContext(ctx)))
+	require.ErrorIs(t, with(ours, cmd.Process.Pid), fs.ErrNotExist, "a zombie")
+	require.ErrorIs(t, with(theirs, os.Getpid()), fs.ErrInvalid, "of a caller that has ended")
 }
 
 // The unit is the outermost of systemd, and the pod is of the kubelet: what a service, a user or a container can name itself

@@ -15,6 +15,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -71,6 +72,48 @@ func TestAddressVectors(t *testing.T) {
 			assert.Regexp(t, `^(unix|tcp)://`, a.String())
 		})
 	}
+}
+
+// The address of a Broker API may have a DNS name; in all else it is like that of a Workload API.
+func TestAddressNames(t *testing.T) {
+	t.Parallel()
+	parse := func(s string) (workloadwire.Address, error) { return workloadwire.ParseAddress(s, "X", true) }
+	names := map[string]string{
+		"tcp://localhost:8000": "localhost:8000", "tcp://api.example.org:8000": "api.example.org:8000",
+		"tcp://BROKER.Example.com:8443": "broker.example.com:8443", "tcp://broker.:1": "broker.:1",
+		"tcp://1a.b4:65535": "1a.b4:65535", "tcp://xn--80ak6aa92e.example:1": "xn--80ak6aa92e.example:1",
+		"TCP://a-b.c-d.e:1": "a-b.c-d.e:1", "tcp://" + strings.Repeat("a", 63) + ":1": strings.Repeat("a", 63) + ":1",
+	}
+	for in, want := range names {
+		a := must.Get(parse(in))(t)
+		assert.Equal(t, workloadwire.Address{Network: "tcp", Target: want}, a)
+		assert.Equal(t, a, must.Get(parse(a.String()))(t))
+		require.Error(t, must.Err(workloadapi.ParseAddress(in)))
+	}
+	vectors := 0
+	for _, v := range addressVectors(t) {
+		if names[v.In] != "" {
+			vectors++
+			continue
+		}
+		want, err := workloadapi.ParseAddress(v.In)
+		got, named := parse(v.In)
+		assert.Equal(t, want, got, v.In)
+		assert.Equal(t, err == nil, named == nil, v.In)
+	}
+	assert.Equal(t, 2, vectors)
+	for _, bad := range []string{
+		"tcp://broker", "tcp://broker:", "tcp://broker:0", "tcp://broker:65536", "tcp://broker:-1", "tcp://broker:https",
+		"tcp://:8443", "tcp://broker:1/", "tcp://broker:1/x", "tcp://broker:1?x", "tcp://broker:1#x", "tcp://u@broker:1",
+		"tcp://-broker:1", "tcp://broker-:1", "tcp://a..b:1", "tcp://.a:1", "tcp://a_b:1", "tcp://a b:1", "tcp://*.a:1",
+		"tcp://1:1", "tcp://127.1:1", "tcp://1.2.3.4.5:1", "tcp://a.1:1", "tcp://0x7f000001:1", "tcp://[broker]:1",
+		"tcp://[fe80::1%25eth0]:1", "tcp://größe.example:1", "tcp://%62roker:1", "tcp:broker:1", "tcp:/broker:1", "broker:1",
+		"https://broker:1", "unix://broker/run/s", "tcp://" + strings.Repeat("a", 64) + ":1",
+	} {
+		a, err := parse(bad)
+		require.Error(t, err, "%s: %v", bad, a)
+	}
+	must.Fail(t, must.Err(parse("")), "set X to")
 }
 
 // What was probably meant is in the error.
@@ -135,7 +178,11 @@ func FuzzParseAddress(f *testing.F) {
 	}
 	f.Add("tcp://[::ffff:1.2.3.4]:80")
 	f.Add("unix:////a//../b")
+	f.Add("tcp://broker.example.com:8443")
 	f.Fuzz(func(t *testing.T, in string) {
+		if a, err := workloadwire.ParseAddress(in, "", true); err == nil {
+			require.Equal(t, a, must.Get(workloadwire.ParseAddress(a.String(), "", true))(t))
+		}
 		a, err := workloadapi.ParseAddress(in)
 		if err != nil {
 			corrected, ok := workloadapi.Corrected(err)
