@@ -647,7 +647,8 @@ const errorInfoType = "type.googleapis.com/google.rpc.ErrorInfo"
 func TestReason(t *testing.T) {
 	t.Parallel()
 	var status *grpchttp.Error
-	hc := serve(t, handler(map[string]grpchttp.Method{"/S/M": func(context.Context, *grpchttp.Call) error { return status }}))
+	answer := func(context.Context, *grpchttp.Call) error { return status }
+	hc := serve(t, handler(map[string]grpchttp.Method{"/S/M": answer}))
 	for _, after := range []time.Duration{0, time.Second} {
 		for _, reason := range []string{"", "A_REASON"} {
 			status = &grpchttp.Error{Code: grpchttp.NotFound, Message: "x", Reason: reason, RetryAfter: after}

@@ -144,7 +144,8 @@ func TestWithProcess(t *testing.T) {
 	ctx := must.Get(unixsocket.WithProcess(ours, int32(cmd.Process.Pid)))(t)
 	found, known := unixsocket.PeerFromContext(ctx)
 	require.True(t, known)
-	assert.Equal(t, unixsocket.Peer{PID: int32(cmd.Process.Pid), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}, found)
+	want := unixsocket.Peer{PID: int32(cmd.Process.Pid), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
+	assert.Equal(t, want, found)
 	assert.Equal(t, copied, must.Get(unixsocket.ProcessFromContext(ctx))(t).Executable)
 	assert.Equal(t, self, must.Get(unixsocket.ProcessFromContext(ours))(t).Executable, "it was and is the caller")
 	nobody := must.Get(unixsocket.WithProcess(ours, 0))(t)

@@ -446,15 +446,21 @@ func TestManyStreams(t *testing.T) {
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")
-	e := must.Get(spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer()}))(t)
+	e := must.Get(spiffetls.New(spiffetls.Config{
+		Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(),
+	}))(t)
 	peers := make(chan unixsocket.Peer, 1)
-	s := &unixsocket.Server{Path: filepath.Join(socketDir(t), "s"), Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	h := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		peer, _ := unixsocket.PeerFromContext(r.Context())
 		_, proven := spiffetls.PeerFromContext(r.Context())
 		assert.True(t, proven)
 		assert.Equal(t, 2, r.ProtoMajor)
 		peers <- peer
-	}), TLS: func(s *http.Server) error { return e.ConfigureServer(s) }}
+	})
+	s := &unixsocket.Server{
+		Path: filepath.Join(socketDir(t), "s"), Handler: h,
+		TLS: func(s *http.Server) error { return e.ConfigureServer(s) },
+	}
 	stop := serve(t, s)
 	transport := must.Get(e.Transport())(t)
 	transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {

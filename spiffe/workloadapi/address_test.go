@@ -107,8 +107,8 @@ func TestAddressNames(t *testing.T) {
 		"tcp://:8443", "tcp://broker:1/", "tcp://broker:1/x", "tcp://broker:1?x", "tcp://broker:1#x", "tcp://u@broker:1",
 		"tcp://-broker:1", "tcp://broker-:1", "tcp://a..b:1", "tcp://.a:1", "tcp://a_b:1", "tcp://a b:1", "tcp://*.a:1",
 		"tcp://1:1", "tcp://127.1:1", "tcp://1.2.3.4.5:1", "tcp://a.1:1", "tcp://0x7f000001:1", "tcp://[broker]:1",
-		"tcp://[fe80::1%25eth0]:1", "tcp://größe.example:1", "tcp://%62roker:1", "tcp:broker:1", "tcp:/broker:1", "broker:1",
-		"https://broker:1", "unix://broker/run/s", "tcp://" + strings.Repeat("a", 64) + ":1",
+		"tcp://[fe80::1%25eth0]:1", "tcp://größe.example:1", "tcp://%62roker:1", "tcp:broker:1", "tcp:/broker:1",
+		"broker:1", "https://broker:1", "unix://broker/run/s", "tcp://" + strings.Repeat("a", 64) + ":1",
 	} {
 		a, err := parse(bad)
 		require.Error(t, err, "%s: %v", bad, a)

@@ -69,7 +69,8 @@ func (r *RPC) Pushback() string { return r.trailer("Grpc-Retry-Pushback-Ms") }
 // Details are the details of the status, by the full names of their types.
 func (r *RPC) Details() map[string][]byte {
 	all := make(map[string][]byte)
-	for _, one := range Fields(r.T, must.Get(base64.RawStdEncoding.DecodeString(r.trailer("Grpc-Status-Details-Bin")))(r.T))[3] {
+	status := must.Get(base64.RawStdEncoding.DecodeString(r.trailer("Grpc-Status-Details-Bin")))(r.T)
+	for _, one := range Fields(r.T, status)[3] {
 		detail := Fields(r.T, one)
 		all[string(detail[1][0])] = bytes.Join(detail[2], nil)
 	}

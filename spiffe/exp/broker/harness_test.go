@@ -78,17 +78,31 @@ type hub struct {
 	self     *spiffetest.Source // of the server in TLS
 	allow    spiffe.Policy      // of clients, in TLS
 	anyone   bool               // clients need no certificate
-	dial     func(ctx context.Context, network, address string) (net.Conn, error)
 	address  string
 	conns    atomic.Int32 // connections of clients so far
 
 	mu      sync.Mutex
+	way     dialer                  // to the server
 	grants  map[string]broker.Grant // by the paths of brokers
 	objects map[string]*object      // by their names or UIDs
 	asked   []broker.Reference      // of Resolve
 	failing error                   // of Resolve
 	svids   map[string]*spiffe.SVID // of processes, by program
 	users   []uint32                // of processes
+}
+
+type dialer func(ctx context.Context, network, address string) (net.Conn, error)
+
+// dial connects to the server that was the last to begin.
+func (h *hub) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	h.mu.Lock()
+	way := h.way
+	h.mu.Unlock()
+	c, err := way(ctx, network, address)
+	if err == nil {
+		h.conns.Add(1)
+	}
+	return c, err
 }
 
 // object is a workload that is an object of Kubernetes.
@@ -168,6 +182,14 @@ func (h *hub) add(namespace, name string, paths ...string) *object {
 	defer h.mu.Unlock()
 	h.objects[name] = o
 	return o
+}
+
+// taken returns what Resolve was asked for since the last call.
+func (h *hub) taken() (asked []broker.Reference) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	asked, h.asked = h.asked, nil
+	return asked
 }
 
 func (h *hub) remove(name string) {
@@ -250,13 +272,7 @@ func (h *hub) serve(l net.Listener) (stop func() error) {
 	if m, ok := l.(*memconn.Listener); ok {
 		h.address, dial = "unix:///broker.sock", m.DialContext
 	}
-	h.dial = func(ctx context.Context, network, address string) (net.Conn, error) {
-		c, err := dial(ctx, network, address)
-		if err == nil {
-			h.conns.Add(1)
-		}
-		return c, err
-	}
+	h.set(func() { h.way = dial })
 	return workloadtest.Run(h.t, s)
 }
 
@@ -277,9 +293,7 @@ func (h *hub) endpoint(own *spiffetest.Source, server ...string) *spiffetls.Endp
 // client returns a client of the server that is called as the broker with a path.
 func (h *hub) client(own *spiffetest.Source) *broker.Client {
 	c := must.Get(broker.NewClient(h.address, h.endpoint(own)))(h.t)
-	c.DialBy(func(ctx context.Context, network, address string) (net.Conn, error) {
-		return h.dial(ctx, network, address)
-	})
+	c.DialBy(h.dial)
 	h.t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -327,7 +341,9 @@ func (h *hub) raw(path string) *http.Client {
 // call calls a method with the header. The request is text.
 func (h *hub) call(c *http.Client, method, text string) *workloadtest.RPC {
 	h.t.Helper()
-	return workloadtest.Post(h.t.Context(), h.t, c, service+method, h.request(method, text), header, "true")
+	ctx, cancel := context.WithTimeout(h.t.Context(), patient)
+	h.t.Cleanup(cancel)
+	return workloadtest.Post(ctx, h.t, c, service+method, h.request(method, text), header, "true")
 }
 
 // request encodes the request of a method, by the descriptors of the standard.
