@@ -56,7 +56,7 @@ func TestSources(t *testing.T) {
 		h := newHub(t)
 		stop := h.serve(memconn.Listen())
 		c := h.client(h.ca.Source("/broker"))
-		const n = 200
+		n := rounds.Of(50)
 		all := make([]*workloadapi.Source, n)
 		for i := range all {
 			name := fmt.Sprint("w", i)
@@ -189,7 +189,7 @@ func TestStatuses(t *testing.T) {
 		"Unavailable":               {workloadtest.Unavailable, "", !dropped, !final, 0, back, 1},
 		"Unauthenticated":           {unauthenticated, "", !dropped, !final, 0, back, 2},
 		"PermissionDenied":          {workloadtest.PermissionDenied, "", dropped, !final, long, long + back, 1},
-		"PermissionDenied, another": {workloadtest.PermissionDenied, "@example.org", dropped, !final, long, long + back, 1},
+		"PermissionDenied, another": {workloadtest.PermissionDenied, notEntitled + "@example.org", dropped, !final, long, long + back, 1},
 		"not entitled":              {workloadtest.PermissionDenied, notEntitled, dropped, !final, 0, back, 1},
 		"NotFound":                  {notFound, "", dropped, final, 0, 0, 1},
 		"not found":                 {notFound, unknown, dropped, final, 0, 0, 1},
