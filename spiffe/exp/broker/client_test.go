@@ -399,7 +399,7 @@ func TestNewClient(t *testing.T) {
 	conformance.Covers(t, "BRK-7", "BRK-14", "BRK-15", "BRK-16", "BRK-18")
 	assert.Equal(t, "SPIFFE_BROKER_SOCKET", broker.SocketEnv)
 	h := newHub(t)
-	e := h.endpoint(h.ca.Source("/broker"))
+	e := h.endpoint(h.ca.Source("/broker"), "/agent")
 	must.Fail(t, must.Err(broker.NewClient("", e)), broker.SocketEnv)
 	must.Fail(t, must.Err(broker.NewClient("/run/broker.sock", e)), "unix:///run/broker.sock")
 	for _, address := range []string{"unix:///run/broker.sock", "tcp://broker.example.com:8443", "tcp://127.0.0.1:8000"} {
@@ -447,7 +447,7 @@ func TestDialByName(t *testing.T) {
 	h.serve(must.Get(net.Listen("tcp", "127.0.0.1:0"))(t))
 	h.add("shop", "web", "/web")
 	_, port := must.Get2(net.SplitHostPort(strings.TrimPrefix(h.address, "tcp://")))(t)
-	c := must.Get(broker.NewClient("tcp://LOCALHOST:"+port, h.endpoint(h.ca.Source("/broker"))))(t)
+	c := must.Get(broker.NewClient("tcp://LOCALHOST:"+port, h.endpoint(h.ca.Source("/broker"), "/agent")))(t)
 	defer c.Close()
 	assert.Equal(t, "/web", pathOf(ready(t, c, pod("web"))))
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -124,10 +125,11 @@ type provider struct {
 func (p *provider) CRLs() [][]byte { return p.crls }
 
 // everything is a grant without limits.
-var everything = broker.Grant{References: []string{"*"}, Namespaces: []string{"*"}, Audiences: []string{"*"},
-	Identities: spiffe.AllowAnyPeer()}
+var everything = broker.Grant{
+	References: []string{"*"}, Namespaces: []string{"*"}, Audiences: []string{"*"}, Identities: spiffe.AllowAnyPeer(),
+}
 
-// newHub returns a server that is served in memory. The client /broker may have everything, and so may /other.
+// newHub returns a server without objects. The client /broker may have everything, and so may /other.
 func newHub(t testing.TB, edit ...func(*workloadserver.Options)) *hub {
 	t.Helper()
 	h := &hub{
@@ -137,10 +139,10 @@ func newHub(t testing.TB, edit ...func(*workloadserver.Options)) *hub {
 	}
 	h.ca.JWTSVID("/agent", "x") // from now on the bundle has JWT authorities
 	h.agent = &provider{Source: h.ca.Source("/agent")}
-	opts := workloadserver.Options{Identities: h.identities,
-		IssueJWTSVID: func(_ context.Context, id spiffe.ID, audience []string) (string, error) {
-			return h.ca.JWTSVID(id.Path(), audience...), nil
-		}}
+	issue := func(_ context.Context, id spiffe.ID, audience []string) (string, error) {
+		return h.ca.JWTSVID(id.Path(), audience...), nil
+	}
+	opts := workloadserver.Options{Identities: h.identities, IssueJWTSVID: issue}
 	for _, e := range edit {
 		e(&opts)
 	}
@@ -243,36 +245,34 @@ func (h *hub) identities(ctx context.Context) ([]workloadserver.Identity, error)
 	return []workloadserver.Identity{{SVID: h.svids[path]}}, nil
 }
 
-// serve serves on a listener, or without one on a socket, until the test ends or stop is called.
+// serve serves on a listener, or without one on a new socket, until the test ends or stop is called.
 func (h *hub) serve(l net.Listener) (stop func() error) {
 	h.t.Helper()
 	h.self = h.ca.Source("/agent")
-	e := must.Get(spiffetls.New(spiffetls.Config{Self: h.self, Peers: h.self, Allow: h.allow,
-		AllowAnonymousClients: h.anyone}))(h.t)
-	s := &unixsocket.Server{Listener: l, Handler: h.handler,
-		TLS: func(s *http.Server) error { return e.ConfigureServer(s) }}
-	if l == nil {
+	e := must.Get(spiffetls.New(spiffetls.Config{
+		Self: h.self, Peers: h.self, Allow: h.allow, AllowAnonymousClients: h.anyone,
+	}))(h.t)
+	s := &unixsocket.Server{
+		Listener: l, Handler: h.handler, TLS: func(s *http.Server) error { return e.ConfigureServer(s) },
+	}
+	var way dialer
+	switch l := l.(type) {
+	case nil:
 		s.Path = filepath.Join(workloadtest.SocketDir(h.t), "s")
 		h.address = "unix://" + s.Path
-	}
-	if m, ok := l.(*memconn.Listener); ok {
-		s.Listener = likeSocket{m}
-	}
-	require.NoError(h.t, s.Listen())
-	if l != nil && l.Addr().Network() == "tcp" {
+	case *memconn.Listener:
+		s.Listener, way = likeSocket{l}, l.DialContext
+		h.address = "unix:///broker.sock"
+	default:
 		h.address = "tcp://" + l.Addr().String()
 	}
-	network, target := "unix", s.Path
-	if l != nil {
-		network, target = l.Addr().Network(), l.Addr().String()
+	if network, target, _ := strings.Cut(h.address, "://"); way == nil {
+		way = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, target)
+		}
 	}
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, network, target)
-	}
-	if m, ok := l.(*memconn.Listener); ok {
-		h.address, dial = "unix:///broker.sock", m.DialContext
-	}
-	h.set(func() { h.way = dial })
+	require.NoError(h.t, s.Listen())
+	h.set(func() { h.way = way })
 	return workloadtest.Run(h.t, s)
 }
 
@@ -281,18 +281,15 @@ type likeSocket struct{ *memconn.Listener }
 
 func (likeSocket) Addr() net.Addr { return &net.UnixAddr{Net: "unix"} }
 
-// endpoint proves the identity of a broker.
-func (h *hub) endpoint(own *spiffetest.Source, server ...string) *spiffetls.Endpoint {
-	ids := []spiffe.ID{h.ca.SVID("/agent").ID()}
-	for _, path := range server {
-		ids = []spiffe.ID{h.ca.SVID(path).ID()}
-	}
-	return must.Get(spiffetls.New(spiffetls.Config{Self: own, Peers: own, Allow: spiffe.AllowIDs(ids...)}))(h.t)
+// endpoint proves the identity of a broker, and allows the server with a path.
+func (h *hub) endpoint(own *spiffetest.Source, server string) *spiffetls.Endpoint {
+	allow := spiffe.AllowIDs(h.ca.SVID(server).ID())
+	return must.Get(spiffetls.New(spiffetls.Config{Self: own, Peers: own, Allow: allow}))(h.t)
 }
 
-// client returns a client of the server that is called as the broker with a path.
+// client returns a client of the server with the identity of a broker.
 func (h *hub) client(own *spiffetest.Source) *broker.Client {
-	c := must.Get(broker.NewClient(h.address, h.endpoint(own)))(h.t)
+	c := must.Get(broker.NewClient(h.address, h.endpoint(own, "/agent")))(h.t)
 	c.DialBy(h.dial)
 	h.t.Cleanup(func() { _ = c.Close() })
 	return c
@@ -330,7 +327,7 @@ func (h *hub) raw(path string) *http.Client {
 		e = must.Get(spiffetls.New(spiffetls.Config{Peers: h.ca.Bundle(), OptionalIdentity: true,
 			Allow: spiffe.AllowAnyPeer()}))(h.t)
 	} else {
-		e = h.endpoint(h.ca.Source(path))
+		e = h.endpoint(h.ca.Source(path), "/agent")
 	}
 	t := must.Get(e.Transport())(h.t)
 	t.DialContext = h.dial
