@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/http"
 	"slices"
@@ -206,7 +207,7 @@ func (c *call) refuse(r Reference, err error) error {
 	}
 	e := grpchttp.Errorf(code, "broker: %q: %s: %s", c.broker, r, text)
 	e.Reason = reason
-	return e
+	return fmt.Errorf("%w: %w", e, err) // for the log
 }
 
 // grant returns the broker's grant, or nil if that does not permit what is known of the workload.
