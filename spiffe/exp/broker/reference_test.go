@@ -149,6 +149,23 @@ func TestResolve(t *testing.T) {
 	}
 }
 
+// The operator learns from the log who is refused and why, and the broker no more than it has to.
+func TestLog(t *testing.T) {
+	t.Parallel()
+	var log workloadtest.Log
+	h := newHub(t, func(o *workloadserver.Options) { o.Logger = workloadtest.Logger(&log) })
+	h.serve(memconn.Listen())
+	h.failing = errors.New("the API server is away")
+	r := h.call(h.raw("/broker"), svids, named("web"))
+	_, message := r.Status()
+	assert.Contains(t, message, "try again later")
+	assert.NotContains(t, message, "API server")
+	line := log.Take()
+	for _, text := range []string{"reason=broker", "the API server is away", "spiffe://example.org/broker", "shop"} {
+		assert.Contains(t, line, text)
+	}
+}
+
 // Without a Resolve a handler knows processes only; a handler without a Grant, or without one to ask, is a mistake.
 func TestNewHandler(t *testing.T) {
 	t.Parallel()
