@@ -35,6 +35,7 @@
 //	spiffe/report           what a part says of its state, for health and for status pages
 //	spiffe/spiffegrpc       credentials and interceptors for grpc-go; a module of its own
 //	spiffe/gospiffe         adapters to and from go-spiffe; a module of its own
+//	spiffe/exp/broker       client and server of the SPIFFE Broker API (experimental)
 //	spiffe/exp/witsvid      WIT-SVIDs and their proofs of possession (experimental)
 //	spiffe/exp/broker       the Broker API, for a proxy or agent that speaks for workloads (experimental)
 //

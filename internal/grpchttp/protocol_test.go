@@ -634,6 +634,68 @@ func TestReadRetryAfter(t *testing.T) {
 	assert.Equal(t, 1500*time.Millisecond, asError(t, err).RetryAfter, "details that are not base64")
 }
 
+// errorInfo is a google.rpc.ErrorInfo with a reason in a domain, and metadata.
+func errorInfo(reason, domain string) *anypb.Any {
+	b := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), reason)
+	b = protowire.AppendString(protowire.AppendTag(b, 2, protowire.BytesType), domain)
+	return &anypb.Any{TypeUrl: errorInfoType, Value: append(b, "\x1a\x06\x0a\x01a\x12\x01b"...)}
+}
+
+const errorInfoType = "type.googleapis.com/google.rpc.ErrorInfo"
+
+// The reason of an error goes with when to come back, or alone, and is read if it is of the domain spiffe.io.
+func TestReason(t *testing.T) {
+	t.Parallel()
+	var status *grpchttp.Error
+	answer := func(context.Context, *grpchttp.Call) error { return status }
+	hc := serve(t, handler(map[string]grpchttp.Method{"/S/M": answer}))
+	for _, after := range []time.Duration{0, time.Second} {
+		for _, reason := range []string{"", "A_REASON"} {
+			status = &grpchttp.Error{Code: grpchttp.NotFound, Message: "x", Reason: reason, RetryAfter: after}
+			want := &grpchttp.Error{Code: grpchttp.NotFound, Message: "x", Reason: reason, Remote: true, RetryAfter: after}
+			if after > 0 {
+				want.RetryAfter += time.Millisecond
+			}
+			_, err := grpchttp.NewClient(hc, "http://localhost", limit).Unary(t.Context(), "/S/M", nil, nil)
+			assert.Equal(t, want, err)
+		}
+	}
+
+	good, second := errorInfo("A", "spiffe.io"), retryInfo(t, durationpb.New(time.Second))
+	raw := func(value string) *anypb.Any { return &anypb.Any{TypeUrl: errorInfoType, Value: []byte(value)} }
+	var send []byte
+	c := dial(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/grpc")
+		w.Header().Set("Grpc-Status", "14")
+		w.Header().Set("Grpc-Status-Details-Bin", base64.RawStdEncoding.EncodeToString(send))
+	}))
+	for name, test := range map[string]struct {
+		details []*anypb.Any
+		reason  string
+		after   time.Duration
+	}{
+		"none":                    {nil, "", 0},
+		"alone":                   {[]*anypb.Any{good}, "A", 0},
+		"first":                   {[]*anypb.Any{good, second}, "A", time.Second},
+		"second":                  {[]*anypb.Any{second, good}, "A", time.Second},
+		"another domain":          {[]*anypb.Any{errorInfo("A", "example.org")}, "", 0},
+		"no domain":               {[]*anypb.Any{errorInfo("A", "")}, "", 0},
+		"after another domain":    {[]*anypb.Any{errorInfo("B", "example.org"), good}, "A", 0},
+		"of two the first":        {[]*anypb.Any{good, errorInfo("B", "spiffe.io")}, "A", 0},
+		"another type":            {[]*anypb.Any{{TypeUrl: retryInfoType + "x", Value: good.Value}}, "", 0},
+		"of a RetryInfo":          {[]*anypb.Any{{TypeUrl: retryInfoType, Value: good.Value}}, "", 0},
+		"malformed":               {[]*anypb.Any{raw("\xff"), second}, "", time.Second},
+		"malformed at its end":    {[]*anypb.Any{raw(string(good.Value) + "\x0a")}, "", 0},
+		"not UTF-8":               {[]*anypb.Any{errorInfo("\xff", "spiffe.io")}, "", 0},
+		"a number for the reason": {[]*anypb.Any{raw("\x08\x01\x12\x09spiffe.io")}, "", 0},
+	} {
+		send = details(t, "", test.details...)
+		_, err := c.Unary(t.Context(), "/S/M", nil, nil)
+		want := &grpchttp.Error{Code: grpchttp.Unavailable, Remote: true, Reason: test.reason, RetryAfter: test.after}
+		assert.Equal(t, want, err, name)
+	}
+}
+
 // FuzzRetryInfo compares with the generated reader of a Duration.
 func FuzzRetryInfo(f *testing.F) {
 	for _, d := range []time.Duration{0, 1, time.Second, -time.Second, time.Hour + 1, math.MaxInt64} {

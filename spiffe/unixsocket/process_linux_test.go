@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
@@ -114,7 +116,7 @@ func TestProcessThatEndedBeforeAccept(t *testing.T) {
 	cmd, _ := peer(t, must.Get(os.Executable())(t), path)
 	require.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait()
-	taken := take(t, cmd.Process.Pid)
+	taken := workloadtest.TakePID(t, cmd.Process.Pid)
 	c := must.Get(l.Accept())(t)
 	defer c.Close()
 	ctx := unixsocket.ConnContext(t.Context(), c)
@@ -126,22 +128,49 @@ func TestProcessThatEndedBeforeAccept(t *testing.T) {
 	}
 }
 
-// take starts a process with the PID, if it can.
-func take(t *testing.T, pid int) bool {
-	for range 200 {
-		if os.WriteFile("/proc/sys/kernel/ns_last_pid", fmt.Append(nil, pid-1), 0) != nil {
-			return false
-		}
-		cmd := exec.Command("/bin/sleep", "60")
-		require.NoError(t, cmd.Start())
-		stop := func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
-		if cmd.Process.Pid == pid {
-			t.Cleanup(stop)
-			return true
-		}
-		stop()
+// In the context of a request, another process takes the place of the caller, until it ends.
+func TestWithProcess(t *testing.T) {
+	t.Parallel()
+	path, contexts := asked(t)
+	copied := filepath.Join(filepath.Dir(path), "web) Z (1") // as its own line of /proc/PID/stat has it
+	self := must.Get(os.Executable())(t)
+	require.NoError(t, os.WriteFile(copied, must.Get(os.ReadFile(self))(t), 0o700))
+	cmd, _ := peer(t, copied, path)
+	theirs := <-contexts
+	defer must.Get(net.Dial("unix", path))(t).Close()
+	ours := <-contexts
+	with := func(ctx context.Context, pid int) error { return must.Err(unixsocket.WithProcess(ctx, int32(pid))) }
+
+	ctx := must.Get(unixsocket.WithProcess(ours, int32(cmd.Process.Pid)))(t)
+	found, known := unixsocket.PeerFromContext(ctx)
+	require.True(t, known)
+	want := unixsocket.Peer{PID: int32(cmd.Process.Pid), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
+	assert.Equal(t, want, found)
+	assert.Equal(t, copied, must.Get(unixsocket.ProcessFromContext(ctx))(t).Executable)
+	assert.Equal(t, self, must.Get(unixsocket.ProcessFromContext(ours))(t).Executable, "it was and is the caller")
+	nobody := must.Get(unixsocket.WithProcess(ours, 0))(t)
+	_, known = unixsocket.PeerFromContext(nobody)
+	assert.False(t, known)
+	require.Error(t, must.Err(unixsocket.ProcessFromContext(nobody)))
+	for _, none := range []int{-1, 1<<31 - 1} {
+		require.ErrorIs(t, with(ours, none), fs.ErrNotExist)
 	}
-	return false
+	for _, stranger := range []context.Context{t.Context(), nobody} {
+		require.ErrorIs(t, with(stranger, os.Getpid()), fs.ErrInvalid)
+	}
+	require.NoError(t, with(theirs, os.Getpid()))
+
+	require.NoError(t, ctx.Err())
+	require.NoError(t, cmd.Process.Kill())
+	select {
+	case <-ctx.Done():
+	case <-time.After(time.Minute):
+		t.Fatal("the process has ended, and its context has not")
+	}
+	require.ErrorIs(t, context.Cause(ctx), fs.ErrNotExist)
+	require.Error(t, must.Err(unixsocket.ProcessFromContext(ctx)))
+	require.ErrorIs(t, with(ours, cmd.Process.Pid), fs.ErrNotExist, "a zombie")
+	require.ErrorIs(t, with(theirs, os.Getpid()), fs.ErrInvalid, "of a caller that has ended")
 }
 
 // The unit is the outermost of systemd, and the pod is of the kubelet: what a service, a user or a container can name itself

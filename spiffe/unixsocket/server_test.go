@@ -28,6 +28,9 @@ import (
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
 
@@ -436,4 +439,48 @@ func TestManyStreams(t *testing.T) {
 	}
 	wg.Wait()
 	assert.Equal(t, 1, conns)
+}
+
+// A server with TLS speaks nothing else, and knows the processes of its clients; one that cannot be prepared leaves no
+// socket.
+func TestTLS(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	e := must.Get(spiffetls.New(spiffetls.Config{
+		Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(),
+	}))(t)
+	peers := make(chan unixsocket.Peer, 1)
+	h := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		peer, _ := unixsocket.PeerFromContext(r.Context())
+		_, proven := spiffetls.PeerFromContext(r.Context())
+		assert.True(t, proven)
+		assert.Equal(t, 2, r.ProtoMajor)
+		peers <- peer
+	})
+	s := &unixsocket.Server{
+		Path: filepath.Join(socketDir(t), "s"), Handler: h, Serve: e.Serve,
+	}
+	stop := serve(t, s)
+	transport := must.Get(e.Transport())(t)
+	transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", s.Path)
+	}
+	defer transport.CloseIdleConnections()
+	require.NoError(t, must.Get((&http.Client{Transport: transport}).Get("https://web/"))(t).Body.Close())
+	if peer := <-peers; runtime.GOOS == "linux" {
+		assert.EqualValues(t, os.Getpid(), peer.PID)
+	}
+	plain := must.Get(net.Dial("unix", s.Path))(t)
+	must.Get(io.WriteString(plain, preface+"GET / HTTP/1.1\r\nHost: x\r\n\r\n"))(t)
+	answer, _ := io.ReadAll(plain)
+	assert.NotContains(t, string(answer), "200 OK")
+	assert.Empty(t, peers)
+	require.NoError(t, stop())
+
+	failure := errors.New("no certificate")
+	s = &unixsocket.Server{
+		Path: s.Path, Handler: says(""), Serve: func(*http.Server, net.Listener) error { return failure },
+	}
+	must.Fail(t, s.Run(t.Context()), failure, s.Path)
+	require.ErrorIs(t, must.Err(os.Lstat(s.Path)), fs.ErrNotExist)
 }

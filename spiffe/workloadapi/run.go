@@ -61,6 +61,9 @@ func (s *Source) run(ctx context.Context) error {
 	err := s.follow(inner, &s.x509, watch(inner))
 	cancel()
 	wg.Wait()
+	if e, ok := errors.AsType[*Error](err); ok && e.Final && errors.Is(e, ErrDenied) { // of all, whatever the method
+		s.failed(ctx, &s.jwt, e)
+	}
 	if s.cfg.Client == nil {
 		s.client.CloseIdleConnections()
 		// net/http may not have noticed yet that a stream ended.

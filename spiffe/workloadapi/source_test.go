@@ -767,7 +767,9 @@ func TestReconnect(t *testing.T) {
 // A server that asks its clients to wait is obeyed, as far as the life that is left allows.
 func TestRetryAfter(t *testing.T) {
 	t.Parallel()
-	for ask, want := range map[string][2]time.Duration{"40000": {40 * time.Second, 44 * time.Second}, "3600000": {2 * time.Minute, 2 * time.Minute}} {
+	for ask, want := range map[string][2]time.Duration{
+		"40000": {40 * time.Second, 44 * time.Second}, "3600000": {2 * time.Minute, 2 * time.Minute},
+	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := source(t, workloadapi.Config{}, func(c *call) {
 				c.w.Header().Set(http.TrailerPrefix+"Grpc-Retry-Pushback-Ms", ask)

@@ -175,6 +175,9 @@ func fronted(ctx context.Context, request []byte) (context.Context, []byte, erro
 	if err != nil {
 		return ctx, nil, refusal(err)
 	}
+	if of.Err() != nil { // the caller may not be who it was any more
+		return ctx, nil, ended(of)
+	}
 	return of, request, nil
 }
 

@@ -202,7 +202,7 @@ func TestHeaderRequired(t *testing.T) {
 			for _, v := range values {
 				headers = append(headers, header, v)
 			}
-			code, message := post(t, c, path, frame(&wire.X509SVIDRequest{}), headers...).status()
+			code, message := post(t, c, path, frame(&wire.X509SVIDRequest{}), headers...).Status()
 			require.Equal(t, workloadtest.InvalidArgument, code, "%s %q", path, values)
 			assert.Contains(t, message, "workload.spiffe.io")
 		}
@@ -221,7 +221,7 @@ func TestUnimplemented(t *testing.T) {
 		service + "FetchWITSVID", service + "FetchWITBundles", service + "FetchJWTSVID", service + "ValidateJWTSVID",
 		service + "Other", "/spiffe.WorkloadAPI/FetchX509SVID", "/grpc.health.v1.Health/Check", "/",
 	} {
-		code, _ := post(t, c, path, frame(&wire.X509SVIDRequest{}), header, "true").status()
+		code, _ := post(t, c, path, frame(&wire.X509SVIDRequest{}), header, "true").Status()
 		assert.Equal(t, workloadtest.Unimplemented, code, path)
 	}
 	for _, media := range []string{"", "text/plain", "application/json", "application/grpc-web", "application/grpc+json", "application/proto"} {
@@ -543,8 +543,8 @@ func TestDeadline(t *testing.T) {
 		h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), nil)
 		start := time.Now()
 		r := post(t, http2(t, h), service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true", "Grpc-Timeout", "200m")
-		require.NotEmpty(t, r.recv())
-		code, _ := r.status()
+		require.NotEmpty(t, r.Receive())
+		code, _ := r.Status()
 		assert.Equal(t, workloadtest.DeadlineExceeded, code)
 		assert.Equal(t, 200*time.Millisecond, time.Since(start))
 		synctest.Wait()
@@ -604,7 +604,7 @@ func TestCoalescing(t *testing.T) {
 	n := 0
 	for {
 		var m wire.X509SVIDResponse
-		require.NoError(t, proto.Unmarshal(slow.recv(), &m))
+		require.NoError(t, proto.Unmarshal(slow.Receive(), &m))
 		n++
 		if bytes.Equal(m.GetSvids()[0].GetX509Svid(), last.Leaf().Raw) {
 			break
@@ -622,23 +622,23 @@ func TestMaxStreams(t *testing.T) {
 		return post(t, c, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
 	}
 	first, second := open(), open()
-	require.NotEmpty(t, first.recv())
-	require.NotEmpty(t, second.recv())
-	code, _ := open().status()
+	require.NotEmpty(t, first.Receive())
+	require.NotEmpty(t, second.Receive())
+	code, _ := open().Status()
 	assert.Equal(t, workloadtest.ResourceExhausted, code)
 	assert.Equal(t, 2, streams(h))
-	require.NoError(t, first.resp.Body.Close())
+	require.NoError(t, first.Response.Body.Close())
 	require.Eventually(t, func() bool { return streams(h) == 1 }, patient, time.Millisecond)
-	require.NotEmpty(t, open().recv())
+	require.NotEmpty(t, open().Receive())
 
 	// Close ends all, and lets in none.
 	require.NoError(t, h.Close())
 	require.NoError(t, h.Close())
-	code, _ = second.status()
+	code, _ = second.Status()
 	assert.Equal(t, workloadtest.Unavailable, code)
-	code, _ = open().status()
+	code, _ = open().Status()
 	assert.Equal(t, workloadtest.Unavailable, code)
-	code, _ = post(t, c, service+"FetchJWTSVID", frame(&wire.JWTSVIDRequest{Audience: []string{"a"}}), header, "true").status()
+	code, _ = post(t, c, service+"FetchJWTSVID", frame(&wire.JWTSVIDRequest{Audience: []string{"a"}}), header, "true").Status()
 	assert.Equal(t, workloadtest.Unavailable, code, "not even a single answer")
 	require.Eventually(t, func() bool { return streams(h) == 0 }, patient, time.Millisecond)
 }
@@ -702,7 +702,7 @@ func TestServeJWTSVID(t *testing.T) {
 		"not an ID":           frame(&wire.JWTSVIDRequest{Audience: []string{"a"}, SpiffeId: "web"}),
 		"junk":                append([]byte{0, 0, 0, 0, 4}, "junk"...),
 	} {
-		code, _ := post(t, raw, service+"FetchJWTSVID", body, header, "true").status()
+		code, _ := post(t, raw, service+"FetchJWTSVID", body, header, "true").Status()
 		assert.Equal(t, workloadtest.InvalidArgument, code, name)
 	}
 
@@ -752,7 +752,7 @@ func TestServeValidateJWTSVID(t *testing.T) {
 		"no svid":     frame(&wire.ValidateJWTSVIDRequest{Audience: "a"}),
 		"junk":        append([]byte{0, 0, 0, 0, 4}, "junk"...),
 	} {
-		code, _ := post(t, raw, service+"ValidateJWTSVID", body, header, "true").status()
+		code, _ := post(t, raw, service+"ValidateJWTSVID", body, header, "true").Status()
 		assert.Equal(t, workloadtest.InvalidArgument, code, name)
 	}
 	// A Client is a validator that asks another server.
@@ -820,7 +820,7 @@ func TestServeJWTBundles(t *testing.T) {
 	set := must.Get(spiffe.NewBundleSet(withKey(home, tricky), withKey(other, "k"), third.Bundle()))(t)
 	h := handler(t, fixed(spiffe.NewSnapshot(home.SVID("/web"), set)), nil)
 	var m wire.JWTBundlesResponse
-	require.NoError(t, proto.Unmarshal(post(t, http2(t, h), service+"FetchJWTBundles", frame(&wire.JWTBundlesRequest{}), header, "true").recv(), &m))
+	require.NoError(t, proto.Unmarshal(post(t, http2(t, h), service+"FetchJWTBundles", frame(&wire.JWTBundlesRequest{}), header, "true").Receive(), &m))
 	require.Len(t, m.GetBundles(), 2)
 	for _, doc := range m.GetBundles() {
 		assert.NotContains(t, string(doc), "x5c")
@@ -840,7 +840,7 @@ func TestServeJWTBundles(t *testing.T) {
 	// The own trust domain is there even without keys.
 	h = handler(t, fixed(snapshot(t, third.SVID("/web"), third, home)), nil)
 	m.Reset()
-	require.NoError(t, proto.Unmarshal(post(t, http2(t, h), service+"FetchJWTBundles", frame(&wire.JWTBundlesRequest{}), header, "true").recv(), &m))
+	require.NoError(t, proto.Unmarshal(post(t, http2(t, h), service+"FetchJWTBundles", frame(&wire.JWTBundlesRequest{}), header, "true").Receive(), &m))
 	assert.Equal(t, map[string][]byte{third.Key(): []byte(`{"keys":[]}`)}, m.GetBundles())
 }
 
@@ -870,13 +870,13 @@ func TestHostileClient(t *testing.T) {
 			for _, method := range []string{"FetchX509SVID", "FetchX509Bundles", "FetchJWTBundles", "FetchJWTSVID", "ValidateJWTSVID"} {
 				r := post(t, c, service+method, body, header, "true")
 				// Streams have an empty request, and whatever is in it may be ignored.
-				if b := r.recv(); b != nil {
+				if b := r.Receive(); b != nil {
 					assert.Contains(t, method, "Fetch", name)
 					assert.NotEqual(t, "FetchJWTSVID", method, name)
-					require.NoError(t, r.resp.Body.Close())
+					require.NoError(t, r.Response.Body.Close())
 					continue
 				}
-				code, _ := r.status()
+				code, _ := r.Status()
 				assert.NotEqual(t, workloadtest.OK, code, "%s %s", method, name)
 			}
 		}
@@ -886,7 +886,7 @@ func TestHostileClient(t *testing.T) {
 			wg.Go(func() {
 				for range 20 {
 					r := post(t, c, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
-					_ = r.resp.Body.Close()
+					_ = r.Response.Body.Close()
 				}
 			})
 		}
@@ -926,7 +926,7 @@ func TestHalfRequest(t *testing.T) {
 				return 0
 			}
 			defer resp.Body.Close()
-			code, _ = (&rpc{t, resp}).status()
+			code, _ = (&rpc{T: t, Response: resp}).Status()
 			return code
 		}
 		start := time.Now()

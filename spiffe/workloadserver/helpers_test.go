@@ -1,17 +1,12 @@
 package workloadserver_test
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"encoding/base64"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -86,11 +81,7 @@ func start(t testing.TB, s *unixsocket.Server) (stop func() error) {
 	return stop
 }
 
-// rpc is a gRPC call written by hand, made with no code of the package.
-type rpc struct {
-	t    testing.TB
-	resp *http.Response
-}
+type rpc = workloadtest.RPC
 
 func post(t testing.TB, c *http.Client, path string, body []byte, headers ...string) *rpc {
 	t.Helper()
@@ -99,55 +90,13 @@ func post(t testing.TB, c *http.Client, path string, body []byte, headers ...str
 
 func postContext(ctx context.Context, t testing.TB, c *http.Client, path string, body []byte, headers ...string) *rpc {
 	t.Helper()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost"+path, bytes.NewReader(body))
-	require.NoError(t, err)
-	req.Header.Set("Content-Type", "application/grpc")
-	req.Header.Set("Te", "trailers")
-	for i := 0; i < len(headers); i += 2 {
-		req.Header[headers[i]] = append(req.Header[headers[i]], headers[i+1])
-	}
-	resp := must.Get(c.Do(req))(t)
-	t.Cleanup(func() { _ = resp.Body.Close() })
-	return &rpc{t, resp}
+	return workloadtest.Post(ctx, t, c, "http://localhost"+path, body, headers...)
 }
 
 const header = "Workload.spiffe.io" // as net/http spells it inside
 
 // frame is a message with its prefix.
-func frame(m proto.Message) []byte {
-	b, err := proto.Marshal(m)
-	if err != nil {
-		panic(err)
-	}
-	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...)
-}
-
-// recv returns the next message, or nil at the end.
-func (r *rpc) recv() []byte {
-	var prefix [5]byte
-	if _, err := io.ReadFull(r.resp.Body, prefix[:]); err != nil {
-		return nil
-	}
-	b := make([]byte, binary.BigEndian.Uint32(prefix[1:]))
-	must.Get(io.ReadFull(r.resp.Body, b))(r.t)
-	return b
-}
-
-// status reads to the end.
-func (r *rpc) status() (code int, message string) {
-	_, _ = io.Copy(io.Discard, r.resp.Body)
-	h := r.resp.Trailer
-	if r.resp.Header.Get("Grpc-Status") != "" {
-		h = r.resp.Header
-	}
-	code = must.Get(strconv.Atoi(h.Get("Grpc-Status")))(r.t, "%v %v", r.resp.Header, r.resp.Trailer)
-	return code, h.Get("Grpc-Message")
-}
-
-// pushback is when the server wants to be asked again.
-func (r *rpc) pushback() string {
-	return cmp.Or(r.resp.Trailer.Get("Grpc-Retry-Pushback-Ms"), r.resp.Header.Get("Grpc-Retry-Pushback-Ms"))
-}
+func frame(m proto.Message) []byte { return workloadtest.Frame(m) }
 
 // http2 returns a bare client of a handler in memory.
 func http2(t testing.TB, h http.Handler) *http.Client {

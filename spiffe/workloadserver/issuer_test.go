@@ -76,14 +76,14 @@ func TestIssuerErrors(t *testing.T) {
 	} {
 		raw := http2(t, handler(t, src, &workloadserver.Options{IssueJWTSVID: c.issue}))
 		r := post(t, raw, service+"FetchJWTSVID", frame(&wire.JWTSVIDRequest{Audience: c.audience}), header, "true")
-		code, message := r.status()
+		code, message := r.Status()
 		assert.Equal(t, c.code, code, name)
 		assert.Contains(t, message, c.message, name)
 		assert.NotContains(t, message, "kaputt", name)
 		if c.after == 0 {
-			assert.Empty(t, r.pushback(), name)
+			assert.Empty(t, r.Pushback(), name)
 		} else {
-			assert.Contains(t, r.pushback(), fmt.Sprint(c.after.Milliseconds())[:1], name)
+			assert.Contains(t, r.Pushback(), fmt.Sprint(c.after.Milliseconds())[:1], name)
 		}
 	}
 }

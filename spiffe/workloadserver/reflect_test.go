@@ -19,24 +19,9 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadserver/internal/descriptors"
 )
 
-// fields are the length-delimited fields of a message, and in "code" the first number.
 func fields(t testing.TB, b []byte) map[protowire.Number][][]byte {
 	t.Helper()
-	all := map[protowire.Number][][]byte{}
-	for len(b) > 0 {
-		n, kind, size := protowire.ConsumeTag(b)
-		require.Positive(t, size)
-		b = b[size:]
-		size = protowire.ConsumeFieldValue(n, kind, b)
-		require.Positive(t, size)
-		v := b[:size]
-		if kind == protowire.BytesType {
-			v, _ = protowire.ConsumeBytes(b)
-		}
-		all[n] = append(all[n], v)
-		b = b[size:]
-	}
-	return all
+	return workloadtest.Fields(t, b)
 }
 
 // Tools learn from the server what it serves, if they send the header.
@@ -58,9 +43,9 @@ func TestReflection(t *testing.T) {
 			msg = protowire.AppendString(protowire.AppendTag(msg, n, protowire.BytesType), arg)
 			go func() { _, _ = out.Write(append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(msg))), msg...)) }()
 			if r == nil {
-				r = &rpc{t, must.Get(c.Do(req))(t)}
+				r = &rpc{T: t, Response: must.Get(c.Do(req))(t)}
 			}
-			answer := fields(t, r.recv())
+			answer := fields(t, r.Receive())
 			assert.Equal(t, "host", string(answer[1][0]))
 			assert.Equal(t, msg, answer[2][0], "the request is repeated")
 			return answer
@@ -103,7 +88,7 @@ func TestReflection(t *testing.T) {
 		} else {
 			require.NoError(t, out.Close())
 		}
-		code, _ := r.status()
+		code, _ := r.Status()
 		assert.Equal(t, want, code)
 		require.NoError(t, out.Close())
 	}

@@ -76,9 +76,9 @@ func TestNetwork(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			r := postContext(ctx, t, c, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
 			if local || anyNetwork {
-				assert.NotEmpty(t, r.recv(), from)
+				assert.NotEmpty(t, r.Receive(), from)
 			} else {
-				code, _ := r.status()
+				code, _ := r.Status()
 				assert.Equal(t, workloadtest.PermissionDenied, code, from)
 			}
 			cancel()

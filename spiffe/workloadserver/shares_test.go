@@ -65,7 +65,7 @@ func TestPeerStreams(t *testing.T) {
 		go func() { _, _ = out.Write([]byte(body)) }()
 	}
 	for _, method := range []string{"FetchX509SVID", "FetchX509Bundles", "FetchJWTBundles"} {
-		require.NotEmpty(t, post(t, greedy, service+method, frame(&wire.X509SVIDRequest{}), header, "true").recv())
+		require.NotEmpty(t, post(t, greedy, service+method, frame(&wire.X509SVIDRequest{}), header, "true").Receive())
 	}
 	begun("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "")
 	begun("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "")
@@ -83,25 +83,25 @@ func TestPeerStreams(t *testing.T) {
 	require.Eventually(t, func() bool { return streams(h) == 8 }, patient, time.Millisecond)
 	for _, path := range []string{service + "FetchX509SVID", service + "FetchJWTBundles", service + "FetchJWTSVID", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
 		refused := post(t, greedy, path, frame(&wire.JWTSVIDRequest{Audience: []string{"a"}}), header, "true")
-		code, _ := refused.status()
+		code, _ := refused.Status()
 		assert.Equal(t, workloadtest.ResourceExhausted, code, path)
-		ms := must.Get(strconv.Atoi(refused.pushback()))(t)
+		ms := must.Get(strconv.Atoi(refused.Pushback()))(t)
 		assert.GreaterOrEqual(t, ms, 10_000, "when to come back")
 	}
-	require.NotEmpty(t, svids(good).recv(), "of another connection")
+	require.NotEmpty(t, svids(good).Receive(), "of another connection")
 
 	// What has ended makes room.
 	close(issue)
 	require.NoError(t, <-token)
 	require.NoError(t, <-token)
 	require.Eventually(t, func() bool { return streams(h) == 7 }, patient, time.Millisecond)
-	require.NotEmpty(t, svids(greedy).recv())
+	require.NotEmpty(t, svids(greedy).Receive())
 
 	// Many peers fill the total.
 	for i := 0; streams(h) < 20 && i < 40; i++ {
-		require.NotEmpty(t, svids(remote(t, h, fmt.Sprint("127.0.0.1:", 10+i))).recv())
+		require.NotEmpty(t, svids(remote(t, h, fmt.Sprint("127.0.0.1:", 10+i))).Receive())
 	}
-	code, _ := svids(good).status()
+	code, _ := svids(good).Status()
 	assert.Equal(t, workloadtest.ResourceExhausted, code)
 	require.NoError(t, h.Close())
 	require.Eventually(t, func() bool { return streams(h) <= 3 }, patient, time.Millisecond, "but for requests that have not come")
@@ -135,7 +135,7 @@ func TestUnfinishedRequests(t *testing.T) {
 	for range cap(refused) - most/size - 2 { // the first 4 KiB of each are not counted
 		assert.Contains(t, <-refused, "8 workloadserver: this peer has too many requests")
 	}
-	require.NotEmpty(t, post(t, good, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true").recv())
+	require.NotEmpty(t, post(t, good, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true").Receive())
 }
 
 // A user cannot take all streams, however many connections it opens, and without an option.
@@ -166,19 +166,19 @@ func TestStreamsOfUser(t *testing.T) {
 	}
 	require.Equal(t, most, streams(h))
 	for _, c := range two {
-		code, _ := open(c).status()
+		code, _ := open(c).Status()
 		assert.Equal(t, workloadtest.ResourceExhausted, code)
 	}
-	require.NotEmpty(t, open(http2(t, h)).recv(), "of another peer")
+	require.NotEmpty(t, open(http2(t, h)).Receive(), "of another peer")
 	if os.Geteuid() == 0 {
 		require.NoError(t, os.Chmod(path[:strings.LastIndexByte(path, '/')], 0o755))
 		other := open(client(func() (net.Conn, error) { return dialAs(12345, path) }))
-		require.NotEmpty(t, other.recv(), "of another user")
-		require.NoError(t, other.resp.Body.Close())
+		require.NotEmpty(t, other.Receive(), "of another user")
+		require.NoError(t, other.Response.Body.Close())
 	}
-	require.NoError(t, first.resp.Body.Close())
+	require.NoError(t, first.Response.Body.Close())
 	require.Eventually(t, func() bool { return streams(h) == most }, patient, 5*time.Millisecond)
-	require.NotEmpty(t, open(two[1]).recv(), "there is room for one")
+	require.NotEmpty(t, open(two[1]).Receive(), "there is room for one")
 	require.NoError(t, h.Close())
 	require.Eventually(t, func() bool { return streams(h) == 0 }, patient, 5*time.Millisecond)
 }
@@ -217,7 +217,7 @@ func TestRefusalsAreLogged(t *testing.T) {
 			return strings.Split(strings.TrimSpace(log.Take()), "\n")
 		}
 		call := func(c *http.Client, method string, id string, headers ...string) {
-			_, _ = post(t, c, method, frame(&wire.JWTSVIDRequest{Audience: []string{"a"}, SpiffeId: id}), headers...).status()
+			_, _ = post(t, c, method, frame(&wire.JWTSVIDRequest{Audience: []string{"a"}, SpiffeId: id}), headers...).Status()
 			synctest.Wait()
 		}
 		n := rounds.Of(13)
@@ -234,7 +234,7 @@ func TestRefusalsAreLogged(t *testing.T) {
 			{func() {
 				first := post(t, near, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
 				call(near, service+"FetchX509SVID", "", header, "true")
-				require.NoError(t, first.resp.Body.Close())
+				require.NoError(t, first.Response.Body.Close())
 				synctest.Wait()
 			}, `msg="workloadserver: request refused" reason=too_many_streams_of_peer method=FetchX509SVID remote=127.0.0.1:1`},
 		} {
@@ -259,9 +259,9 @@ func TestRefusalsAreLogged(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		lines()
 		denied.Store(false)
-		post(t, near, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true", "Grpc-Timeout", "200m").status()
+		post(t, near, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true", "Grpc-Timeout", "200m").Status()
 		r := post(t, near, service+"FetchX509SVID", frame(&wire.X509SVIDRequest{}), header, "true")
-		require.NoError(t, r.resp.Body.Close())
+		require.NoError(t, r.Response.Body.Close())
 		call(near, service+"Nothing", "", header, "true")
 		assert.Equal(t, []string{""}, lines())
 	})

@@ -285,7 +285,7 @@ func TestHookThatHangs(t *testing.T) {
 		}
 		hangs := func(method string) {
 			start := time.Now()
-			code, message := post(t, c, service+method, bodies[method], header, "true").status()
+			code, message := post(t, c, service+method, bodies[method], header, "true").Status()
 			assert.Equal(t, workloadtest.Unavailable, code, "%s: %s", method, message)
 			assert.Equal(t, 30*time.Second, time.Since(start), method)
 		}

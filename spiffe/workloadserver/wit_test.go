@@ -545,12 +545,12 @@ func TestServeWITRefuses(t *testing.T) {
 		"junk":                {append([]byte{0, 0, 0, 0, 4}, "junk"...), workloadtest.InvalidArgument},
 		"many fields":         {append([]byte{0, 0, 0, 0, 200}, make([]byte, 200)...), workloadtest.InvalidArgument},
 	} {
-		code, _ := post(t, raw, service+"FetchWITSVID", c.body, header, "true").status()
+		code, _ := post(t, raw, service+"FetchWITSVID", c.body, header, "true").Status()
 		assert.Equal(t, c.want, code, name)
 	}
 	assert.Empty(t, issuer.calls())
 	for _, rpc := range []string{"FetchWITSVID", "FetchWITBundles"} {
-		code, _ := post(t, raw, service+rpc, frame(&wire.WITSVIDRequest{})).status()
+		code, _ := post(t, raw, service+rpc, frame(&wire.WITSVIDRequest{})).Status()
 		assert.Equal(t, workloadtest.InvalidArgument, code, "without the header")
 	}
 	for want, bad := range map[int][]workloadserver.Identity{
@@ -559,7 +559,7 @@ func TestServeWITRefuses(t *testing.T) {
 	} {
 		ids = bad
 		for _, rpc := range []string{"FetchWITSVID", "FetchWITBundles"} {
-			code, _ := post(t, raw, service+rpc, frame(&wire.WITSVIDRequest{}), header, "true").status()
+			code, _ := post(t, raw, service+rpc, frame(&wire.WITSVIDRequest{}), header, "true").Status()
 			assert.Equal(t, want, code)
 		}
 	}
@@ -586,9 +586,9 @@ func TestServeWITBundles(t *testing.T) {
 	kids := func() map[string][]string {
 		t.Helper()
 		r := post(t, raw, service+"FetchWITBundles", frame(&wire.WITBundlesRequest{}), header, "true")
-		defer r.resp.Body.Close()
+		defer r.Response.Body.Close()
 		var m wire.WITBundlesResponse
-		require.NoError(t, proto.Unmarshal(r.recv(), &m))
+		require.NoError(t, proto.Unmarshal(r.Receive(), &m))
 		all := map[string][]string{}
 		for key, doc := range m.GetBundles() {
 			var set struct{ Keys []map[string]string }
@@ -623,11 +623,11 @@ func TestServeWITBundles(t *testing.T) {
 	assert.Equal(t, map[string][]string{other.Key(): want[other.Key()], third.Key(): {}}, kids())
 	// Without any keys every caller is denied.
 	src.set(snapshot(t, home.SVID("/agent"), home, third), nil)
-	code, _ := post(t, raw, service+"FetchWITBundles", frame(&wire.WITBundlesRequest{}), header, "true").status()
+	code, _ := post(t, raw, service+"FetchWITBundles", frame(&wire.WITBundlesRequest{}), header, "true").Status()
 	assert.Equal(t, workloadtest.PermissionDenied, code)
 	// A bundle that is missing is a fault of the server's.
 	src.set(spiffe.NewSnapshot(home.SVID("/agent"), bundleSet(t, withWIT(t, other, i3))), nil)
-	code, _ = post(t, raw, service+"FetchWITBundles", frame(&wire.WITBundlesRequest{}), header, "true").status()
+	code, _ = post(t, raw, service+"FetchWITBundles", frame(&wire.WITBundlesRequest{}), header, "true").Status()
 	assert.Equal(t, workloadtest.Unavailable, code)
 }
 
@@ -688,13 +688,13 @@ func TestHostileWITIssuer(t *testing.T) {
 		var b syncBuffer
 		h := handler(t, fixed(snapshot(t, home.SVID("/web"), home)), &workloadserver.Options{IssueWITSVID: svid.IssueWITSVID, Logger: workloadtest.Logger(&b)})
 		r := post(t, http2(t, h), service+"FetchWITSVID", frame(&wire.WITSVIDRequest{}), header, "true")
-		defer r.resp.Body.Close()
-		if data := r.recv(); data != nil {
+		defer r.Response.Body.Close()
+		if data := r.Receive(); data != nil {
 			m = &wire.WITSVIDResponse{}
 			require.NoError(t, proto.Unmarshal(data, m))
 			return 0, m, b.String()
 		}
-		code, _ = r.status()
+		code, _ = r.Status()
 		return code, nil, b.String()
 	}
 	for _, svid := range []odd{good, {rsaToken, small}, with(func(c, _ map[string]any) { c["x"], c["nbf"] = []any{map[string]any{}}, 1.5 })} {

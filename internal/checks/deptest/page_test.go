@@ -47,7 +47,9 @@ var floors = []struct {
 		"spiffe/unixsocket",
 	}},
 	ground: {"ground", "Ground", "The standard library alone.", []string{"spiffe", "spiffe/report"}},
-	exp:    {"exp", "Experiments", "They may change or go with any version.", []string{"spiffe/exp/witsvid"}},
+	exp: {"exp", "Experiments", "They may change or go with any version.", []string{
+		"spiffe/exp/broker", "spiffe/exp/witsvid",
+	}},
 	kits: {"kits", "Kits for tests", "They are best effort.", []string{
 		"caclient/caclienttest", "sds/sdstest", "spiffe/spiffetest", "spiffe/spiffetest/federationtest", "spiffe/spiffetest/workloadapitest",
 	}},

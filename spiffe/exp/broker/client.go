@@ -33,6 +33,7 @@ type Client struct {
 	at       workloadwire.Address
 	endpoint *spiffetls.Endpoint
 	open     conns.Dialed
+	dial     func(ctx context.Context, network, address string) (net.Conn, error)
 	http     atomic.Pointer[http.Transport]
 }
 
@@ -40,15 +41,20 @@ type Client struct {
 // address or a DNS name. A program takes it from its configuration, or else from [SocketEnv]. The endpoint has the
 // broker's own identity, and allows the ID of the server. NewClient does not connect.
 func NewClient(address string, endpoint *spiffetls.Endpoint) (*Client, error) {
-	at, err := workloadwire.ParseAddress(address, SocketEnv, hostForm.MatchString)
+	at, err := parseAddress(address)
 	if err != nil {
 		return nil, fmt.Errorf("broker: %w", err)
 	}
 	c := &Client{at: at, endpoint: endpoint}
+	c.dial = c.open.Dial((&net.Dialer{Timeout: 30 * time.Second}).DialContext)
 	if err := c.renew(nil); err != nil {
 		return nil, fmt.Errorf("broker: new client: %w", err)
 	}
 	return c, nil
+}
+
+func parseAddress(s string) (workloadwire.Address, error) {
+	return workloadwire.ParseAddress(s, SocketEnv, hostForm.MatchString)
 }
 
 // renew replaces a transport, whose connection has proved an identity that the server does not accept any more.
@@ -57,10 +63,10 @@ func (c *Client) renew(old *http.Transport) error {
 	if err != nil {
 		return err
 	}
-	dial := c.open.Dial((&net.Dialer{Timeout: 30 * time.Second}).DialContext)
 	t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return dial(ctx, c.at.Network, c.at.Target)
+		return c.dial(ctx, c.at.Network, c.at.Target)
 	}
+	t.MaxConnsPerHost = 1 // to dial: one that is full is followed by another
 	t.HTTP2 = &http.HTTP2Config{SendPingTimeout: 6 * time.Minute, WriteByteTimeout: 30 * time.Second}
 	if c.http.CompareAndSwap(old, t) && old != nil {
 		old.CloseIdleConnections()

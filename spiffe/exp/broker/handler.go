@@ -124,11 +124,13 @@ func (c *call) Descriptors() []byte { return descriptors.BrokerAPI }
 
 // call is one request.
 type call struct {
-	h        *Handler
-	headers  []string
-	method   string    // of the Workload API
-	broker   spiffe.ID // zero for a client without a certificate
-	admitted bool
+	h         *Handler
+	headers   []string
+	method    string    // of the Workload API
+	broker    spiffe.ID // zero for a client without a certificate
+	admitted  bool
+	kind      string // of the reference
+	namespace string // of the workload
 }
 
 var _ workloadwire.Front = (*call)(nil)
@@ -172,17 +174,12 @@ func (c *call) Workload(ctx context.Context, request []byte) (context.Context, [
 	if err != nil || invalid != nil {
 		return nil, nil, c.refuse(r, errors.Join(fs.ErrInvalid, invalid, err))
 	}
-	g := c.h.opts.Grant(c.broker)
-	in := r.Object.Namespace
-	if g == nil || !permits(g.References, r.Kind()) || in != "" && !permits(g.Namespaces, in) ||
+	g, in := c.h.opts.Grant(c.broker), r.Object.Namespace
+	if c.kind = r.Kind(); g == nil || !permits(g.References, c.kind) || in != "" && !permits(g.Namespaces, in) ||
 		slices.ContainsFunc(audience, func(one string) bool { return !permits(g.Audiences, one) }) {
 		return nil, nil, c.refuse(r, workloadserver.ErrDenied)
 	}
-	ctx, namespace, err := c.h.opts.Resolve(ctx, r)
-	if err == nil && !permits(g.Namespaces, namespace) {
-		err = workloadserver.ErrDenied
-	}
-	if err != nil {
+	if ctx, c.namespace, err = c.h.opts.Resolve(ctx, r); err != nil {
 		return nil, nil, c.refuse(r, err)
 	}
 	return ctx, inner, nil
@@ -207,10 +204,11 @@ func (c *call) refuse(r Reference, err error) *grpchttp.Error {
 	return e
 }
 
-// Permits reports whether the broker may have an identity.
+// Permits reports whether the broker may have an identity of the workload.
 func (c *call) Permits(id spiffe.ID) bool {
 	g := c.h.opts.Grant(c.broker)
-	return g != nil && g.Identities.Check(id) == nil
+	return g != nil && permits(g.References, c.kind) && permits(g.Namespaces, c.namespace) &&
+		g.Identities.Check(id) == nil
 }
 
 // Tell adds the reason (Broker API section 4.8).
