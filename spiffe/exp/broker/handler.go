@@ -122,11 +122,13 @@ func (c *call) Descriptors() []byte { return descriptors.BrokerAPI }
 
 // call is one request.
 type call struct {
-	h        *Handler
-	headers  []string
-	method   string    // of the Workload API
-	broker   spiffe.ID // zero for a client without a certificate
-	admitted bool
+	h         *Handler
+	headers   []string
+	method    string    // of the Workload API
+	broker    spiffe.ID // zero for a client without a certificate
+	admitted  bool
+	kind      string // of the reference
+	namespace string // of the workload
 }
 
 var _ workloadwire.Front = (*call)(nil)
@@ -176,11 +178,8 @@ func (c *call) Workload(ctx context.Context, request []byte) (context.Context, [
 		slices.ContainsFunc(audience, func(one string) bool { return !permits(g.Audiences, one) }) {
 		return nil, nil, c.refuse(r, workloadserver.ErrDenied)
 	}
-	ctx, namespace, err := c.h.opts.Resolve(ctx, r)
-	if err == nil && !permits(g.Namespaces, namespace) {
-		err = workloadserver.ErrDenied
-	}
-	if err != nil {
+	c.kind = r.Kind()
+	if ctx, c.namespace, err = c.h.opts.Resolve(ctx, r); err != nil {
 		return nil, nil, c.refuse(r, err)
 	}
 	return ctx, inner, nil
@@ -204,10 +203,11 @@ func (c *call) refuse(r Reference, err error) error {
 	return e
 }
 
-// Permits reports whether the broker may have an identity.
+// Permits reports whether the broker may have an identity of the workload.
 func (c *call) Permits(id spiffe.ID) bool {
 	g := c.h.opts.Grant(c.broker)
-	return g != nil && g.Identities.Check(id) == nil
+	return g != nil && permits(g.References, c.kind) && permits(g.Namespaces, c.namespace) &&
+		g.Identities.Check(id) == nil
 }
 
 // Tell adds the reason (Broker API section 4.8).
