@@ -13,7 +13,10 @@ func NewOf(cfg Config, apiServer kube.Options) (*Agent, error) {
 }
 
 // KnowsPod reports whether the API server has told of a pod.
-func KnowsPod(a *Agent, uid string) bool { return a.pods.All()[uid].Metadata.UID == uid }
+func KnowsPod(a *Agent, uid string) bool {
+	_, found, _ := a.objects["pods"].Find(uid, nil)
+	return found
+}
 
 // Parse returns what is wrong with a file that has data.
 func Parse(data []byte, td spiffe.TrustDomain) error {

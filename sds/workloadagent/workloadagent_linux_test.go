@@ -611,7 +611,7 @@ func TestNoRightToPods(t *testing.T) {
 	for _, err := range p.agent.Report().Problems {
 		problems = append(problems, err.Error())
 	}
-	assert.Contains(t, strings.Join(problems, "\n"), "the API server has not told of the pods of node node-a yet")
+	assert.Contains(t, strings.Join(problems, "\n"), "the API server has not told node node-a of the pods yet")
 }
 
 // A process has the identities of the rules that it meets in all they name: its user, its program, and its control group.
