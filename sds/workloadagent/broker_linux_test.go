@@ -1,0 +1,571 @@
+package workloadagent_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/sds/sdssource"
+	"github.com/svidkit/svidkit/sds/workloadagent"
+	"github.com/svidkit/svidkit/secretcache"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/exp/broker"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
+	"github.com/svidkit/svidkit/spiffe/unixsocket"
+	"github.com/svidkit/svidkit/spiffe/workloadapi"
+)
+
+var agentID = spiffe.MustParseID("spiffe://example.org/agent")
+
+// granting is a broker of the file, which may have all identities if more does not say which.
+func granting(path, references string, more ...string) string {
+	all := strings.Join(more, ", ")
+	if !strings.Contains(all, `"identities"`) {
+		more = append(more, `"identities": ["spiffe://example.org/*"]`)
+	}
+	return id(path, append(more, `"references": [`+references+`]`)...)
+}
+
+// serveBrokers runs the agent over a CA of tests, with the Broker API on a socket beside the other.
+func (p *place) serveBrokers() *place {
+	p.home = spiffetest.NewCA(p.t, "example.org")
+	p.manager = must.Get(secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: p.home}))(p.t)
+	p.run(workloadagent.Config{Source: p.manager, TrustDomain: exampleOrg, Broker: agentID,
+		IssueJWTSVID: func(_ context.Context, id spiffe.ID, audience []string) (string, error) {
+			return p.home.JWTSVID(id.Path(), audience...), nil
+		}}, p.manager.Run)
+	h, _ := p.agent.Broker()
+	server := &unixsocket.Server{Path: p.sock + "b", Handler: h, TLS: p.endpoint(agentID.Path()).ConfigureServer}
+	require.NoError(p.t, server.Listen())
+	background(p.t, server.Run)
+	return p
+}
+
+func (p *place) endpoint(path string) *spiffetls.Endpoint {
+	own := p.home.Source(path)
+	return must.Get(spiffetls.New(spiffetls.Config{Self: own, Peers: own, Allow: spiffe.AllowAnyPeer()}))(p.t)
+}
+
+// served waits until all identities and objects are known.
+func (p *place) served() {
+	require.Eventually(p.t, func() bool { return len(p.agent.Report().Problems) == 0 }, 4*passing, often)
+}
+
+// startAPI starts the API server, which fails while away is true.
+func (p *place) startAPI() (away *atomic.Bool) {
+	away, p.api = new(atomic.Bool), kubetest.Start(p.t)
+	p.api.Faults(func(*http.Request) *kubetest.Fault {
+		if away.Load() {
+			return &kubetest.Fault{Code: http.StatusServiceUnavailable}
+		}
+		return nil
+	})
+	return away
+}
+
+// broker returns a broker with an ID.
+func (p *place) broker(path string) *broker.Client {
+	c := must.Get(broker.NewClient("unix://"+p.sock+"b", p.endpoint(path)))(p.t)
+	p.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// code returns the name of the status in an error.
+func code(err error) string {
+	if e, ok := errors.AsType[*workloadapi.Error](err); ok && e.Code != 0 {
+		return grpchttp.Code(e.Code).String()
+	}
+	return err.Error()
+}
+
+// ask returns the IDs that a broker is given first for a workload, or the name of the status.
+func ask(t testing.TB, c *broker.Client, r broker.Reference) string {
+	w, err := c.For(r)
+	if err != nil {
+		return err.Error()
+	}
+	for u, err := range w.WatchX509SVIDs(t.Context()) {
+		if err != nil {
+			return code(err)
+		}
+		return told(u)
+	}
+	return "nothing"
+}
+
+// put stores a pod, or a service account if it has no node.
+func (p *place) put(plural, namespace, name, node, account string, labels map[string]string) {
+	o := map[string]any{"metadata": map[string]any{"labels": labels}}
+	if node != "" {
+		o["spec"] = map[string]any{"nodeName": node, "serviceAccountName": account}
+	}
+	p.api.Put("/api/v1/namespaces/"+namespace+"/"+plural+"/"+name, o)
+}
+
+// uid returns the UID of an object of the API server.
+func (p *place) uid(plural, namespace, name string) string {
+	var o struct{ Metadata struct{ UID string } }
+	require.True(p.t, p.api.Get("/api/v1/namespaces/"+namespace+"/"+plural+"/"+name, &o))
+	return o.Metadata.UID
+}
+
+func object(plural, namespace, name, uid string) broker.Reference {
+	return broker.Reference{Object: broker.Object{Plural: plural, Group: "core", Namespace: namespace, Name: name, UID: uid}}
+}
+
+func selecting(match, path string, more ...string) string {
+	return `{"match": {` + match + `}, "identities": [` + id(path, more...) + `]}`
+}
+
+var gold = map[string]string{"tier": "gold"}
+
+// A broker names a pod of the node or a service account by its name, its UID or both, and gets what the rules give by its
+// namespace, account, labels and UID, and nothing by what only processes have.
+func TestBrokerNamesObjects(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	p := newPlace(t)
+	p.api = kubetest.Start(t)
+	p.put("pods", "shop", "cart", "node-a", "cart", gold)
+	p.put("pods", "shop", "plain", "node-a", "", nil)
+	p.put("pods", "shop", "far", "node-b", "cart", gold)
+	p.put("pods", "bank", "till", "node-a", "cart", gold)
+	p.put("pods", "none", "cart", "node-a", "cart", gold)
+	p.put("serviceaccounts", "shop", "cart", "", "", gold)
+	p.put("serviceaccounts", "shop", "default", "", "", nil)
+	pod, plain, far := p.uid("pods", "shop", "cart"), p.uid("pods", "shop", "plain"), p.uid("pods", "shop", "far")
+	account, till := p.uid("serviceaccounts", "shop", "cart"), p.uid("pods", "bank", "till")
+	const any = `"namespaces": ["*"]`
+	p.brokers = []string{
+		granting("/proxy", `"pods", "serviceaccounts"`, `"namespaces": ["shop", "none"]`), granting("/pods", `"pods"`, any),
+		granting("/narrow", `"pods"`, any, `"identities": ["spiffe://example.org/cart", "spiffe://example.org/bank"]`),
+		granting("/nowhere", `"pods"`),
+	}
+	p.write(
+		selecting(`"namespace": "shop"`, "/shop"), selecting(`"namespace": "shop", "account": "cart"`, "/cart"),
+		selecting(`"namespace": "shop", "account": "default"`, "/default"),
+		selecting(`"namespace": "shop", "labels": {"tier": "gold"}`, "/gold"),
+		selecting(`"namespace": "bank"`, "/bank"), selecting(`"pod": "`+pod+`"`, "/pod"),
+		selecting(`"pod": "`+account+`"`, "/no-pod"),
+		selecting(fmt.Sprintf(`"uid": %d`, os.Getuid()), "/user"), selecting(fmt.Sprintf(`"gid": %d`, os.Getgid()), "/group"),
+		selecting(`"uid": 0`, "/root"), selecting(`"uid": 4294967294`, "/last"),
+		selecting(`"uid": 0, "namespace": "shop"`, "/user-in-shop"), selecting(`"unit": "web.service"`, "/unit"),
+		selecting(`"namespace": "shop", "executable": "`+os.Args[0]+`"`, "/executable"),
+	)
+	p.serveBrokers().served()
+	var asking sync.WaitGroup // what is not found is waited for
+	const ofPod, ofAccount = "/shop /cart /gold /pod", "/shop /cart"
+	for name, c := range map[string]struct {
+		by   string
+		r    broker.Reference
+		want string
+	}{
+		"pod by name":                    {"/proxy", object("pods", "shop", "cart", ""), ofPod},
+		"pod by UID":                     {"/proxy", object("pods", "", "", pod), ofPod},
+		"pod by both":                    {"/proxy", object("pods", "shop", "cart", pod), ofPod},
+		"pod without account and labels": {"/proxy", object("pods", "shop", "plain", ""), "/shop /default"},
+		"UID of another":                 {"/proxy", object("pods", "shop", "cart", plain), "not_found"},
+		"UID of none":                    {"/proxy", object("pods", "shop", "cart", "6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22"), "not_found"},
+		"UID in another namespace":       {"/proxy", object("pods", "none", "cart", pod), "not_found"},
+		"no such pod":                    {"/proxy", object("pods", "shop", "card", ""), "not_found"},
+		"pod without a namespace":        {"/proxy", object("pods", "", "cart", ""), "not_found"},
+		"pod of another node":            {"/proxy", object("pods", "shop", "far", ""), "not_found"},
+		"pod of another node by UID":     {"/pods", object("pods", "", "", far), "not_found"},
+		"account by name":                {"/proxy", object("serviceaccounts", "shop", "cart", ""), ofAccount},
+		"account by UID":                 {"/proxy", object("serviceaccounts", "", "", account), ofAccount},
+		"account by both":                {"/proxy", object("serviceaccounts", "shop", "cart", account), ofAccount},
+		"another account":                {"/proxy", object("serviceaccounts", "shop", "default", ""), "/shop /default"},
+		"account by the UID of a pod":    {"/proxy", object("serviceaccounts", "", "", pod), "not_found"},
+		"pod by the UID of an account":   {"/proxy", object("pods", "", "", account), "not_found"},
+		"pod that meets no rule":         {"/proxy", object("pods", "none", "cart", ""), "permission_denied"},
+		"another namespace":              {"/proxy", object("pods", "bank", "till", ""), "permission_denied"},
+		"another namespace by UID":       {"/proxy", object("pods", "", "", till), "permission_denied"},
+		"any namespace by UID":           {"/pods", object("pods", "", "", till), "/bank"},
+		"no namespace permitted":         {"/nowhere", object("pods", "", "", pod), "permission_denied"},
+		"fewer identities":               {"/narrow", object("pods", "shop", "cart", ""), "/cart"},
+		"none of its identities":         {"/narrow", object("pods", "shop", "plain", ""), "permission_denied"},
+		"a kind that it may not use":     {"/pods", object("serviceaccounts", "shop", "cart", ""), "permission_denied"},
+		"a PID that it may not use":      {"/pods", broker.Reference{PID: int32(os.Getpid())}, "permission_denied"},
+		"a kind that none may use": {"/proxy", broker.Reference{Object: broker.Object{
+			Plural: "deployments", Group: "apps", Namespace: "shop", Name: "cart"}}, "permission_denied"},
+		"pods of another group": {"/proxy", broker.Reference{Object: broker.Object{
+			Plural: "pods", Group: "metrics.k8s.io", Namespace: "shop", Name: "cart"}}, "permission_denied"},
+		"no broker": {"/other", object("pods", "shop", "cart", ""), "permission_denied"},
+		"the agent": {"/agent", object("pods", "shop", "cart", ""), "permission_denied"},
+	} {
+		by := p.broker(c.by)
+		asking.Go(func() { assert.Equal(t, c.want, ask(t, by, c.r), name) })
+	}
+	asking.Wait()
+}
+
+// A kind of objects that an agent does not follow is no reference at all.
+func TestBrokerNamesObjectsElsewhere(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	p.brokers = []string{granting("/proxy", `"pid", "pods", "serviceaccounts"`)}
+	p.write(me(id("/web")))
+	p.serveBrokers()
+	c := p.broker("/proxy")
+	for _, plural := range []string{"pods", "serviceaccounts"} {
+		assert.Equal(t, "invalid_argument", ask(t, c, object(plural, "shop", "cart", "")))
+	}
+	assert.Equal(t, "/web", ask(t, c, broker.Reference{PID: int32(os.Getpid())}), "namespaces are not needed here")
+}
+
+// Before the API server has told which objects there are, none is said to be missing.
+func TestBrokerBeforeObjectsAreListed(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	p := newPlace(t)
+	p.startAPI().Store(true)
+	p.put("pods", "shop", "cart", "node-a", "cart", nil)
+	p.brokers = []string{granting("/proxy", `"pid", "pods", "serviceaccounts"`, `"namespaces": ["shop"]`)}
+	p.write(me(id("/web")))
+	p.serveBrokers()
+	for _, plural := range []string{"pods", "serviceaccounts"} {
+		assert.ErrorContains(t, errors.Join(p.agent.Report().Problems...), "has not told node node-a of the "+plural+" yet")
+	}
+	uid := p.uid("pods", "shop", "cart")
+	all := []broker.Reference{object("pods", "shop", "cart", ""), object("pods", "", "", uid), object("serviceaccounts", "shop", "cart", "")}
+	if os.Getuid() == 0 {
+		all = append(all, process(t, 7, "kubepods/pod"+uid, "sleep", "1000"))
+	}
+	c := p.broker("/proxy")
+	var asking sync.WaitGroup
+	for _, r := range all {
+		asking.Go(func() { assert.Equal(t, "unavailable", ask(t, c, r), r) })
+	}
+	asking.Wait()
+}
+
+// What the API server says of an object takes effect on open streams: its labels, and its end, which is no denial, also if
+// another object has its name at once. While the API server is away nothing ends.
+func TestBrokerAndChangesOfObjects(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	p := newPlace(t)
+	away := p.startAPI()
+	p.brokers = []string{granting("/proxy", `"pods", "serviceaccounts"`, `"namespaces": ["shop"]`)}
+	p.write(selecting(`"namespace": "shop"`, "/shop"), selecting(`"namespace": "shop", "labels": {"tier": "gold"}`, "/gold"))
+	p.put("pods", "shop", "cart", "node-a", "cart", nil)
+	p.serveBrokers().served()
+	c, cart, late := p.broker("/proxy"), object("pods", "shop", "cart", ""), object("pods", "shop", "late", "")
+	updates, errs := follow(t, must.Get(c.For(cart))(t))
+	require.Equal(t, "/shop", told(next(t, updates)))
+	p.put("pods", "shop", "cart", "node-a", "cart", gold)
+	require.Equal(t, "/shop /gold", told(next(t, updates)))
+	p.put("pods", "shop", "cart", "node-a", "cart", nil)
+	require.Equal(t, "/shop", told(next(t, updates)))
+
+	time.AfterFunc(300*time.Millisecond, func() { p.put("pods", "shop", "late", "node-a", "late", gold) })
+	require.Equal(t, "/shop /gold", ask(t, c, late), "a new pod is waited for")
+
+	away.Store(true)
+	asked := p.api.Count("GET", "/api/v1/")
+	p.api.EndWatches()
+	require.Eventually(t, func() bool { return p.api.Count("GET", "/api/v1/") >= asked+2 }, passing, often)
+	p.put("serviceaccounts", "shop", "cart", "", "", nil)
+	p.api.Remove("/api/v1/namespaces/shop/pods/late")
+	require.Equal(t, "/shop /gold", ask(t, c, late), "it is not known to have gone")
+	require.Never(t, func() bool { return len(errs)+len(updates) > 0 }, time.Second, often)
+	away.Store(false)
+	for ask(t, c, late) != "not_found" || ask(t, c, object("serviceaccounts", "shop", "cart", "")) != "/shop" {
+	}
+	require.Empty(t, errs)
+
+	for n := range rounds.Of(10) {
+		plural := []string{"pods", "serviceaccounts"}[n%2]
+		path, node := "/api/v1/namespaces/shop/"+plural+"/cart", []string{"node-a", ""}[n%2]
+		first := p.uid(plural, "shop", "cart")
+		updates, errs := follow(t, must.Get(c.For(object(plural, "shop", "cart", "")))(t))
+		pinned, pinnedErrs := follow(t, must.Get(c.For(object(plural, "", "", first)))(t))
+		next(t, updates)
+		next(t, pinned)
+		p.api.Remove(path)
+		began := time.Now()
+		if n%4 < 2 {
+			p.put(plural, "shop", "cart", node, "cart", nil)
+			require.NotEqual(t, first, p.uid(plural, "shop", "cart"))
+		}
+		for _, errs := range []<-chan error{errs, pinnedErrs} {
+			err := next(t, errs)
+			require.ErrorIs(t, err, broker.ErrEnded)
+			require.Equal(t, "not_found", code(err))
+			require.True(t, must.As[*workloadapi.Error](err)(t).Final)
+		}
+		assert.Less(t, time.Since(began), passing/2)
+		p.put(plural, "shop", "cart", node, "cart", nil)
+		require.Equal(t, "/shop", ask(t, c, object(plural, "shop", "cart", "")), "the name is another object's")
+	}
+	require.Equal(t, "not_found", code(next(t, errs)), "the first pod has ended in the first round")
+}
+
+// process starts a process of a user and its group, in a control group if that has a name, and returns it.
+func process(t *testing.T, user uint32, group string, args ...string) broker.Reference {
+	if os.Getuid() != 0 {
+		t.Skip("only root can be other users and make control groups")
+	}
+	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user + 1}}
+	_ = must.Get(cmd.StdinPipe())(t)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+	if group != "" {
+		require.NoError(t, os.WriteFile(controlGroup(t, group), fmt.Append(nil, cmd.Process.Pid), 0o600))
+	}
+	return broker.Reference{PID: int32(cmd.Process.Pid)}
+}
+
+// A broker names a process by its PID, and gets what the process would get if it asked itself, in the namespaces that the broker
+// may ask about.
+func TestBrokerNamesProcesses(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	p := newPlace(t)
+	p.api = kubetest.Start(t)
+	p.put("pods", "shop", "cart", "node-a", "cart", nil)
+	p.put("pods", "bank", "till", "node-a", "till", nil)
+	cart, till := p.uid("pods", "shop", "cart"), p.uid("pods", "bank", "till")
+	unit := fmt.Sprintf("svidkit-test-%d.service", os.Getpid())
+	sleep := must.Get(filepath.EvalSymlinks(must.Get(exec.LookPath("sleep"))(t)))(t)
+	shell := must.Get(filepath.EvalSymlinks(must.Get(exec.LookPath("sh"))(t)))(t)
+	p.brokers = []string{granting("/any", `"pid"`, `"namespaces": ["*"]`), granting("/shop", `"pid"`, `"namespaces": ["shop"]`)}
+	p.write(
+		selecting(`"uid": 4242`, "/user"), selecting(`"gid": 4243`, "/group"), selecting(`"uid": 0`, "/root"),
+		selecting(`"uid": 4242, "executable": "`+sleep+`"`, "/sleep"), selecting(`"uid": 4242, "executable": "`+shell+`"`, "/shell"),
+		selecting(`"unit": "`+unit+`"`, "/unit"), selecting(`"pod": "`+cart+`"`, "/pod"), selecting(`"namespace": "bank"`, "/bank"),
+		selecting(`"namespace": "shop", "account": "cart", "uid": 7`, "/cart"),
+	)
+	p.serveBrokers().served()
+	all, shop := p.broker("/any"), p.broker("/shop")
+	shopping := process(t, 7, "kubepods/pod"+cart, sleep, "1000")
+	for name, c := range map[string]struct {
+		r           broker.Reference
+		want, there string // for a broker of any namespace, and for one of the namespace shop
+	}{
+		"user and program":  {process(t, 4242, "", sleep, "1000"), "/user /group /sleep", "permission_denied"},
+		"another program":   {process(t, 4242, "", shell, "-c", "read x"), "/user /group /shell", "permission_denied"},
+		"no rule":           {process(t, 8, "", sleep, "1000"), "permission_denied", "permission_denied"},
+		"unit":              {process(t, 8, "system.slice/"+unit, sleep, "1000"), "/unit", "permission_denied"},
+		"pod":               {shopping, "/pod /cart", "/pod /cart"},
+		"another namespace": {process(t, 7, "kubepods/pod"+till, sleep, "1000"), "/bank", "permission_denied"},
+		"own process":       {broker.Reference{PID: int32(os.Getpid())}, "/root", "permission_denied"},
+	} {
+		assert.Equal(t, c.want, ask(t, all, c.r), name)
+		assert.Equal(t, c.there, ask(t, shop, c.r), name)
+	}
+	unknown := process(t, 4242, "kubepods/pod6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22", sleep, "1000")
+	var asking sync.WaitGroup // a pod that the API server does not know is waited for
+	defer asking.Wait()
+	asking.Go(func() { assert.Equal(t, "/user /group /sleep", ask(t, all, unknown)) })
+	asking.Go(func() { assert.Equal(t, "permission_denied", ask(t, shop, unknown)) })
+	updates, errs := follow(t, must.Get(shop.For(shopping))(t))
+	require.Equal(t, "/pod /cart", told(next(t, updates)))
+	require.NoError(t, syscall.Kill(int(shopping.PID), syscall.SIGKILL))
+	require.Equal(t, "not_found", code(next(t, errs)))
+}
+
+// What a new version of the file takes from a broker ends on its open streams, and on no others.
+func TestBrokerAndChangesOfFile(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	p.api = kubetest.Start(t)
+	p.put("pods", "shop", "cart", "node-a", "cart", nil)
+	rule := []string{selecting(`"namespace": "shop"`, "/a"), selecting(`"namespace": "shop"`, "/b")}
+	const shop = `"namespaces": ["shop"]`
+	whole, other := granting("/proxy", `"pods"`, shop), granting("/other", `"pods"`, shop)
+	write := func(brokers ...string) { p.brokers = append(brokers, other); p.write(rule...) }
+	write(whole)
+	p.serveBrokers().served()
+	cart := object("pods", "shop", "cart", "")
+	kept, keptErrs := follow(t, must.Get(p.broker("/other").For(cart))(t))
+	require.Equal(t, "/a /b", told(next(t, kept)))
+	for name, c := range map[string]struct{ next, want string }{
+		"out of the file":   {"", "permission_denied"},
+		"fewer identities":  {granting("/proxy", `"pods"`, shop, `"identities": ["spiffe://example.org/b"]`), "/b"},
+		"other identities":  {granting("/proxy", `"pods"`, shop, `"identities": ["spiffe://example.org/c"]`), "permission_denied"},
+		"other namespaces":  {granting("/proxy", `"pods"`, `"namespaces": ["bank"]`), "permission_denied"},
+		"no namespaces":     {granting("/proxy", `"pods"`), "permission_denied"},
+		"other references":  {granting("/proxy", `"pid", "serviceaccounts"`, shop), "permission_denied"},
+		"no such namespace": {granting("/proxy", `"pods"`, `"namespaces": ["shops"]`), "permission_denied"},
+	} {
+		write(whole)
+		c.next = cmp.Or(c.next, granting("/third", `"pods"`))
+		client := p.broker("/proxy")
+		require.Eventually(t, func() bool { return ask(t, client, cart) == "/a /b" }, passing, often, name)
+		updates, errs := follow(t, must.Get(client.For(cart))(t))
+		require.Equal(t, "/a /b", told(next(t, updates)), name)
+		write(c.next)
+		select {
+		case u := <-updates:
+			require.Equal(t, c.want, told(u), name)
+		case err := <-errs:
+			require.Equal(t, c.want, code(err), name)
+		case <-time.After(passing):
+			require.Fail(t, name)
+		}
+	}
+	assert.Empty(t, kept, "nothing has changed for another broker")
+	assert.Empty(t, keptErrs)
+}
+
+// A broker has tokens of a workload for audiences that the file permits for both.
+func TestBrokerAndAudiences(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	p.brokers = []string{granting("/some", `"pid"`, `"audiences": ["db", "bank"]`), granting("/any", `"pid"`, `"audiences": ["*"]`),
+		granting("/none", `"pid"`)}
+	p.write(me(id("/web", `"audiences": ["db", "cache"]`), id("/other", `"audiences": ["*"]`)))
+	p.serveBrokers().served()
+	web, other := spiffe.MustParseID("spiffe://example.org/web"), spiffe.MustParseID("spiffe://example.org/other")
+	for by, audiences := range map[string]map[string][2]bool{ // for web, and for other
+		"/some": {"db": {true, true}, "bank": {false, true}, "cache": {false, false}, "db bank": {false, true}, "db cache": {false, false},
+			"*": {false, false}},
+		"/any":  {"db": {true, true}, "bank": {false, true}, "db cache": {true, true}, "cache bank": {false, true}},
+		"/none": {"db": {false, false}},
+	} {
+		w := must.Get(p.broker(by).For(broker.Reference{PID: int32(os.Getpid())}))(t)
+		for audience, want := range audiences {
+			for i, of := range []spiffe.ID{web, other} {
+				tokens, err := w.FetchJWTSVIDs(t.Context(), of, strings.Fields(audience)...)
+				if assert.Equal(t, want[i], err == nil, "%s for %s, %s: %v", by, of, audience, err); err == nil {
+					assert.Equal(t, of, tokens[0].ID)
+				} else {
+					assert.Equal(t, "permission_denied", code(err))
+				}
+			}
+		}
+	}
+}
+
+// The agent's own identity is for its TLS. No workload has it, unless a rule says so.
+func TestIdentityOfAgent(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t, me(id("/web")))
+	p.serveBrokers()
+	updates, errs := p.updates()
+	require.Equal(t, "/web", told(next(t, updates)))
+	_, own := p.agent.Broker()
+	require.Eventually(t, func() bool { snap, err := own.Snapshot(); return err == nil && snap != nil }, passing, often)
+	assert.Equal(t, agentID, must.Get(must.Get(own.Snapshot())(t).SVID())(t).ID())
+	require.Error(t, must.Err(p.secret(t, agentID.String())), "nor by SDS")
+	p.write(me(id("/web"), id("/agent")))
+	require.Equal(t, "/web /agent", told(next(t, updates)))
+	p.write(me(id("/web")))
+	require.Equal(t, "/web", told(next(t, updates)))
+	assert.Equal(t, []string{"/agent", "/web"}, owned(p.manager), "it stays without a rule")
+	p.write()
+	for err := next(t, errs); !errors.Is(err, workloadapi.ErrDenied); err = next(t, errs) {
+	}
+	require.NoError(t, p.agent.Report().NotReady)
+
+	other := newPlace(t)
+	m := must.Get(secretcache.New(secretcache.Config{TrustDomain: exampleOrg, CA: noCA{}}))(t)
+	plain := must.Get(workloadagent.New(workloadagent.Config{File: other.file, Source: m, TrustDomain: exampleOrg}))(t)
+	h, none := plain.Broker()
+	assert.Nil(t, h)
+	assert.Nil(t, none)
+	for of, want := range map[string]string{"spiffe://other.test/agent": "not in the trust domain", "spiffe://example.org": "names a trust domain"} {
+		cfg := workloadagent.Config{File: other.file, Source: m, Broker: spiffe.MustParseID(of)}
+		require.ErrorContains(t, must.Err(workloadagent.New(cfg)), want)
+	}
+
+	// A source that does not have it leaves the others with theirs.
+	api := workloadapitest.NewServer(t, p.home, "/web")
+	src := must.Get(workloadapi.New(api.Config()))(t)
+	relay := newPlace(t, me(id("/web"))).run(workloadagent.Config{Source: upstream{src, sdssource.FromIdentity(src)}, Broker: agentID}, src.Run)
+	updates, _ = relay.updates()
+	require.Equal(t, "/web", told(next(t, updates)))
+	_, own = relay.agent.Broker()
+	require.Error(t, must.Err(own.Snapshot()))
+	assert.ErrorContains(t, errors.Join(relay.agent.Report().Problems...), agentID.String())
+}
+
+// A broker with as many streams as one may have takes nothing from another broker, nor from the workloads themselves, and leaves
+// nothing behind.
+func TestBrokerWithManyStreams(t *testing.T) {
+	rounds.NotShort(t)
+	const streams = 1000
+	p := newPlace(t)
+	p.api = kubetest.Start(t)
+	pods := []string{}
+	for n := range 100 {
+		pods = append(pods, fmt.Sprint("cart-", n))
+		p.put("pods", "shop", pods[n], "node-a", "cart", nil)
+	}
+	p.brokers = []string{granting("/proxy", `"pods"`, `"namespaces": ["*"]`), granting("/other", `"pid", "pods"`, `"namespaces": ["*"]`)}
+	p.write(selecting(`"namespace": "shop"`, "/shop"), me(id("/web")))
+	p.serveBrokers().served()
+	updates, errs := p.updates()
+	require.Equal(t, "/web", told(next(t, updates)))
+	c, other := p.broker("/proxy"), p.broker("/other")
+	require.Equal(t, "/shop", ask(t, c, object("pods", "shop", "cart-0", "")))
+	before, began := runtime.NumGoroutine(), time.Now()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	got, ended := make(chan string, streams), make(chan string, streams)
+	for n := range streams {
+		w := must.Get(c.For(object("pods", "shop", pods[n%len(pods)], "")))(t)
+		go func() {
+			for u, err := range w.WatchX509SVIDs(ctx) {
+				if err != nil {
+					ended <- code(err)
+					return
+				}
+				got <- told(u)
+			}
+			ended <- "canceled"
+		}()
+	}
+	for range streams {
+		require.Equal(t, "/shop", next(t, got))
+	}
+	t.Logf("%d streams in %v, %d goroutines", streams, time.Since(began), runtime.NumGoroutine()-before)
+	require.Equal(t, "resource_exhausted", ask(t, c, object("pods", "shop", "cart-0", "")), "one more")
+	require.Equal(t, "/shop", ask(t, other, object("pods", "shop", "cart-0", "")))
+	require.Equal(t, "/web", ask(t, other, broker.Reference{PID: int32(os.Getpid())}))
+	again, _ := p.updates()
+	require.Equal(t, "/web", told(next(t, again)))
+
+	began = time.Now()
+	p.write(selecting(`"namespace": "shop"`, "/shop"), selecting(`"namespace": "shop"`, "/more"), me(id("/web")))
+	for told := range streams {
+		require.Equal(t, "/shop /more", next(t, got), told)
+	}
+	t.Logf("all told of another identity in %v", time.Since(began))
+	began = time.Now()
+	p.api.Remove("/api/v1/namespaces/shop/pods/cart-0")
+	for range streams / len(pods) {
+		require.Equal(t, "not_found", next(t, ended))
+	}
+	t.Logf("the streams of a pod ended in %v", time.Since(began))
+	cancel()
+	for range streams - streams/len(pods) {
+		require.Equal(t, "canceled", next(t, ended))
+	}
+	assert.Empty(t, got)
+	assert.Empty(t, errs)
+	require.Eventually(t, func() bool { return runtime.NumGoroutine() < before+50 }, passing, often, "of %d", runtime.NumGoroutine())
+}
