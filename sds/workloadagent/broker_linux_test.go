@@ -429,6 +429,12 @@ func TestBrokerAndChangesOfFile(t *testing.T) {
 	}
 	assert.Empty(t, kept, "nothing has changed for another broker")
 	assert.Empty(t, keptErrs)
+
+	rule = []string{selecting(`"pod": "`+p.uid("pods", "shop", "cart")+`"`, "/a")}
+	write()
+	require.Equal(t, "/a", told(next(t, kept)))
+	p.api.Remove("/api/v1/namespaces/shop/pods/cart")
+	require.Equal(t, "not_found", code(next(t, keptErrs)), "also by a rule that the API server has no part in")
 }
 
 // A broker has tokens of a workload for audiences that the file permits for both.
