@@ -54,22 +54,16 @@ func (a *Agent) await(ctx context.Context, plural, uid string, match func(*pod) 
 		select {
 		case <-changed:
 		case <-ctx.Done():
+			err := fs.ErrNotExist
 			if !known {
-				return of, fmt.Errorf("the API server has not told of the %s yet", plural)
+				err = errors.New("the API server has not told of them yet")
 			}
-			return of, fs.ErrNotExist
+			return of, fmt.Errorf("none of the %s for node %s has the UID %q: %w", plural, a.cfg.Node, uid, err)
 		}
 	}
 }
 
-// podOf returns the pod with a UID.
-func (a *Agent) podOf(ctx context.Context, uid string) (pod, error) {
-	of, err := a.await(ctx, "pods", uid, func(*pod) bool { return true })
-	if err != nil {
-		err = fmt.Errorf("the API server tells of no pod with the UID %s on node %s: %w", uid, a.cfg.Node, err)
-	}
-	return of, err
-}
+func anyPod(*pod) bool { return true }
 
 type objectKey struct{}
 
@@ -84,7 +78,7 @@ func (a *Agent) find(ctx context.Context, r broker.Reference) (context.Context, 
 		var of pod
 		p, err := unixsocket.ProcessFromContext(ctx)
 		if err == nil && p.Pod != "" {
-			if of, err = a.podOf(ctx, p.Pod); errors.Is(err, fs.ErrNotExist) { // such as a static pod
+			if of, err = a.await(ctx, "pods", p.Pod, anyPod); errors.Is(err, fs.ErrNotExist) { // such as a static pod
 				err = nil
 			}
 		}
@@ -102,23 +96,21 @@ func (a *Agent) find(ctx context.Context, r broker.Reference) (context.Context, 
 	}
 	ctx, _ = unixsocket.WithProcess(ctx, 0) // never an error
 	ctx, cancel := context.WithCancelCause(ctx)
-	c := caller{Peer: unixsocket.Peer{UID: math.MaxUint32, GID: math.MaxUint32}} // no user and no group
-	c.pod = func() (pod, bool) {
-		now, there, _ := a.objects[plural].Find(of.Metadata.UID, nil)
-		if !there {
-			cancel(fs.ErrNotExist)
-		}
-		if plural == "serviceaccounts" {
-			now.Metadata.Labels, now.Spec.Account = nil, now.Metadata.Name
-		}
-		return now, there
+	var p unixsocket.Process // no executable and no unit
+	if plural == "pods" {
+		p.Pod = of.Metadata.UID
 	}
-	c.process = func() (p unixsocket.Process, ok bool) {
-		if plural == "pods" {
-			p.Pod = of.Metadata.UID
-		}
-		return p, true
-	}
+	c := caller{unixsocket.Peer{UID: math.MaxUint32, GID: math.MaxUint32}, // no user and no group
+		func() (unixsocket.Process, bool) { return p, true }, func() (pod, bool) {
+			now, there, _ := a.objects[plural].Find(of.Metadata.UID, nil)
+			if !there {
+				cancel(fs.ErrNotExist)
+			}
+			if plural == "serviceaccounts" {
+				now.Metadata.Labels, now.Spec.Account = nil, now.Metadata.Name
+			}
+			return now, there
+		}}
 	return context.WithValue(ctx, objectKey{}, c), of.Metadata.Namespace, nil
 }
 
