@@ -95,9 +95,12 @@ func TestExitCodes(t *testing.T) {
 		{served + "https://127.0.0.1:1", "", "-broker: want unix:///PATH", 2},
 		{served + "unix:///sys/svidkit/b", "", `-broker: unixsocket: listen on "/sys/svidkit/b"`, 1},
 		{served + "tcp://127.0.0.1:99999", "", "-broker: listen tcp: address 99999: invalid port", 1},
-		{strings.Replace(served, "example.org/agent", "other.test/agent", 1) + "unix://" + dir + "/b", "", `not in the trust domain "example.org"`, 1},
-		{strings.Replace(served, "example.org/agent", "example.org", 1) + "unix://" + dir + "/b", "", "names a trust domain", 1},
-		{made + dir + "/brokers.json", "", "line 2, column 13: this agent serves no brokers, as workload-agent does with -broker: take them out", 1},
+		{strings.Replace(served, "example.org/agent", "other.test/agent", 1) + "unix://" + dir + "/b", "",
+			`not in the trust domain "example.org"`, 1},
+		{strings.Replace(served, "example.org/agent", "example.org", 1) + "unix://" + dir + "/b", "",
+			"names a trust domain", 1},
+		{made + dir + "/brokers.json", "", "line 2, column 13: this agent serves no brokers, as workload-agent " +
+			"does with -broker: take them out", 1},
 	} {
 		cmd := exec.CommandContext(t.Context(), self, strings.Fields(c.args)...)
 		cmd.Env = []string{asProgram + "=1", "GOCOVERDIR=" + dir}
@@ -193,7 +196,8 @@ func TestProgram(t *testing.T) {
 	p.Stop()
 }
 
-// TestBrokers runs the program with a broker that has its own identity from it by a rule, and names a process until that ends.
+// TestBrokers runs the program with a broker that has its own identity from it by a rule, and names a process until
+// that ends.
 func TestBrokers(t *testing.T) {
 	t.Parallel()
 	programs := programtest.Build(t, "workload-agent")
@@ -209,25 +213,34 @@ func TestBrokers(t *testing.T) {
 				return fmt.Sprintf(`{"match": {"uid": %d, "executable": %q}, "identities": [{"id": "spiffe://example.org%s", "audiences": ["*"]}]}`, os.Getuid(), executable, path)
 			}
 			config := filepath.Join(dir, "workloads.json")
-			require.NoError(t, os.WriteFile(config, []byte(`{"brokers": [{"id": "spiffe://example.org/proxy", "references": ["pid", "pods"], "audiences": ["db"], `+
-				`"identities": ["spiffe://example.org/*"]}], "workloads": [`+rule(this, "/proxy")+", "+rule(sleep, "/sleep")+"]}"), 0o600))
-			at := map[string]string{"unix": "unix://" + filepath.Join(dir, "b.sock"), "tcp": "tcp://127.0.0.1:0"}[network]
+			require.NoError(t, os.WriteFile(config,
+				[]byte(`{"brokers": [{"id": "spiffe://example.org/proxy", "references": ["pid", "pods"], "audiences": ["db"], `+
+					`"identities": ["spiffe://example.org/*"]}], "workloads": [`+rule(this, "/proxy")+", "+rule(sleep,
+					"/sleep")+"]}"), 0o600))
+			at := map[string]string{"unix": "unix://" + filepath.Join(dir, "b.sock"),
+				"tcp": "tcp://127.0.0.1:0"}[network]
 			logs := new(programtest.Log)
-			p := programtest.Start(t, filepath.Join(programs, "workload-agent"), logs, nil, "-trust-domain", "example.org", "-ca", "dir:"+filepath.Join(dir, "ca"),
-				"-ca-option", "create=true", "-file", config, "-socket", filepath.Join(dir, "agent.sock"), "-admin=", "-broker", at, "-broker-id", agent.String())
+			p := programtest.Start(t, filepath.Join(programs, "workload-agent"), logs, nil, "-trust-domain",
+				"example.org", "-ca", "dir:"+filepath.Join(dir, "ca"),
+				"-ca-option", "create=true", "-file", config, "-socket", filepath.Join(dir,
+					"agent.sock"), "-admin=", "-broker", at, "-broker-id", agent.String())
 			address := strings.TrimPrefix(p.Addr("broker"), broker.SocketEnv+"=")
 			p.Addr("ready")
-			own := must.Get(workloadapi.Start(t.Context(), workloadapi.Config{Address: "unix://" + filepath.Join(dir, "agent.sock")}))(t)
+			own := must.Get(workloadapi.Start(t.Context(), workloadapi.Config{Address: "unix://" +
+				filepath.Join(dir, "agent.sock")}))(t)
 			defer own.Close()
 			require.Len(t, own.SVIDs(), 1, "and not the agent's")
 			client := func(server spiffe.ID) *broker.Client {
-				endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: own, Peers: own, Allow: spiffe.AllowIDs(server)}))(t)
+				endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: own, Peers: own,
+					Allow: spiffe.AllowIDs(server)}))(t)
 				c := must.Get(broker.NewClient(address, endpoint))(t)
 				t.Cleanup(func() { _ = c.Close() })
 				return c
 			}
-			pod := broker.Reference{Object: broker.Object{Plural: "pods", Group: "core", Namespace: "shop", Name: "cart"}}
-			for server, want := range map[spiffe.ID]string{agent: "this agent knows no pods", spiffe.MustParseID("spiffe://example.org/other"): "not in the policy"} {
+			pod := broker.Reference{Object: broker.Object{Plural: "pods", Group: "core", Namespace: "shop",
+				Name: "cart"}}
+			for server, want := range map[spiffe.ID]string{agent: "this agent knows no pods",
+				spiffe.MustParseID("spiffe://example.org/other"): "not in the policy"} {
 				w := must.Get(client(server).For(pod))(t)
 				assert.ErrorContains(t, must.Err(w.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "db")), want)
 			}
@@ -305,7 +318,8 @@ func TestReadme(t *testing.T) {
 		config := filepath.Join(t.TempDir(), "workloads.json")
 		require.NoError(t, os.WriteFile(config, text, 0o600))
 		m := must.Get(secretcache.New(secretcache.Config{TrustDomain: td, CA: noCA{}}))(t)
-		agent, err := workloadagent.New(workloadagent.Config{File: config, Source: m, TrustDomain: td, Broker: spiffe.MustParseID("spiffe://example.org/agent")})
+		agent, err := workloadagent.New(workloadagent.Config{File: config, Source: m, TrustDomain: td,
+			Broker: spiffe.MustParseID("spiffe://example.org/agent")})
 		if err == nil {
 			require.NoError(t, agent.Close())
 		}

@@ -35,8 +35,8 @@ const brokerFile = `{
   ]
 }`
 
-// testBrokers runs examples/workload-agent as in a pod, with the rights that its manifest gives it, and names the pods of its
-// node and service accounts.
+// testBrokers runs examples/workload-agent as in a pod, with the rights that its manifest gives it, and names the
+// pods of its node and service accounts.
 func testBrokers(t *testing.T, c *cluster) {
 	dir := buildPrograms(t, "workload-agent")
 	objects := ofRole(objectsOf(t, install(t, dir, "workload-agent", "namespace=broker-agent")), "-workload-agent")
@@ -67,15 +67,18 @@ func testBrokers(t *testing.T, c *cluster) {
 	}
 	socket := "unix://" + filepath.Join(at, "s")
 	p := peers.StartInPod(t, filepath.Join(dir, "log"), exec.Command(filepath.Join(dir, "workload-agent"),
-		"-trust-domain=example.org", "-ca=dir:"+filepath.Join(at, "ca"), "-ca-option=create=true", "-node=node-a", "-admin=",
+		"-trust-domain=example.org", "-ca=dir:"+filepath.Join(at,
+			"ca"), "-ca-option=create=true", "-node=node-a", "-admin=",
 		"-file="+filepath.Join(at, "workloads.json"), "-socket="+filepath.Join(at, "s"),
-		"-broker=unix://"+filepath.Join(at, "b"), "-broker-id=spiffe://example.org/agent"), c.Cluster, filepath.Join(at, "pod"))
+		"-broker=unix://"+filepath.Join(at, "b"), "-broker-id=spiffe://example.org/agent"), c.Cluster, filepath.Join(
+		at, "pod"))
 	p.Ready(t, func() error {
 		return errors.Join(must.Err(os.Stat(filepath.Join(at, "s"))), must.Err(os.Stat(filepath.Join(at, "b"))))
 	})
 	own := must.Get(workloadapi.Start(t.Context(), workloadapi.Config{Address: socket}))(t)
 	t.Cleanup(func() { _ = own.Close() })
-	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: own, Peers: own, Allow: spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/agent"))}))(t)
+	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: own, Peers: own,
+		Allow: spiffe.AllowIDs(spiffe.MustParseID("spiffe://example.org/agent"))}))(t)
 	client := must.Get(broker.NewClient("unix://"+filepath.Join(at, "b"), endpoint))(t)
 	t.Cleanup(func() { _ = client.Close() })
 
@@ -117,7 +120,8 @@ func testBrokers(t *testing.T, c *cluster) {
 		object("pods", shop, "cart-1", cart): "/shop/cart", object("pods", shop, "cart-1", far): ended,
 		object("pods", shop, "far", ""): ended, object("pods", "", "", far): ended,
 		object("pods", bank, "till", ""): denied, object("pods", "", "", till): denied,
-		object("serviceaccounts", shop, "cart", ""): "/shop/cart", object("serviceaccounts", "", "", account()): "/shop/cart",
+		object("serviceaccounts", shop, "cart", ""): "/shop/cart", object("serviceaccounts", "", "",
+			account()): "/shop/cart",
 		object("serviceaccounts", shop, "default", ""): "/shop", object("serviceaccounts", "", "", cart): ended,
 		object("serviceaccounts", bank, "cart", ""): denied,
 	} {

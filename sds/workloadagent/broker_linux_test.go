@@ -38,13 +38,16 @@ import (
 
 var agentID = spiffe.MustParseID("spiffe://example.org/agent")
 
-// granting is a broker of the file, which may have all identities if more does not say which.
-func granting(path, references string, more ...string) string {
-	all := strings.Join(more, ", ")
-	if !strings.Contains(all, `"identities"`) {
+// granting is a broker of the file, which may name references in namespaces, and have all identities if more does not
+// say which.
+func granting(path, references, namespaces string, more ...string) string {
+	list := func(name, words string) string {
+		return strings.ReplaceAll(fmt.Sprintf("%q: %q", name, strings.Fields(words)), `" "`, `", "`)
+	}
+	if !strings.Contains(strings.Join(more, ""), `"identities"`) {
 		more = append(more, `"identities": ["spiffe://example.org/*"]`)
 	}
-	return id(path, append(more, `"references": [`+references+`]`)...)
+	return id(path, append(more, list("references", references), list("namespaces", namespaces))...)
 }
 
 // serveBrokers runs the agent over a CA of tests, with the Broker API on a socket beside the other.
@@ -114,24 +117,39 @@ func ask(t testing.TB, c *broker.Client, r broker.Reference) string {
 	return "nothing"
 }
 
-// put stores a pod, or a service account if it has no node.
-func (p *place) put(plural, namespace, name, node, account string, labels map[string]string) {
+// put stores a service account, or a pod of an account, of this node unless it is far.
+func (p *place) put(object, account string, labels map[string]string) {
 	o := map[string]any{"metadata": map[string]any{"labels": labels}}
-	if node != "" {
+	if strings.HasPrefix(object, "pods") {
+		node := map[bool]string{true: "node-b", false: "node-a"}[strings.HasSuffix(object, "/far")]
 		o["spec"] = map[string]any{"nodeName": node, "serviceAccountName": account}
 	}
-	p.api.Put("/api/v1/namespaces/"+namespace+"/"+plural+"/"+name, o)
+	p.api.Put(pathOf(object), o)
+}
+
+// pathOf returns the path of an object such as pods shop/cart.
+func pathOf(text string) string {
+	o := object(text).Object
+	return "/api/v1/namespaces/" + o.Namespace + "/" + o.Plural + "/" + o.Name
 }
 
 // uid returns the UID of an object of the API server.
-func (p *place) uid(plural, namespace, name string) string {
+func (p *place) uid(object string) string {
 	var o struct{ Metadata struct{ UID string } }
-	require.True(p.t, p.api.Get("/api/v1/namespaces/"+namespace+"/"+plural+"/"+name, &o))
+	require.True(p.t, p.api.Get(pathOf(object), &o))
 	return o.Metadata.UID
 }
 
-func object(plural, namespace, name, uid string) broker.Reference {
-	return broker.Reference{Object: broker.Object{Plural: plural, Group: "core", Namespace: namespace, Name: name, UID: uid}}
+// object returns the reference that a text has: the kind, the namespace with the name, or -, and the UID, which may be missing.
+func object(text ...string) broker.Reference {
+	var o broker.Object
+	var name string
+	_, _ = fmt.Sscan(strings.Join(text, " "), &o.Plural, &name, &o.UID)
+	o.Namespace, o.Name, _ = strings.Cut(strings.TrimPrefix(name, "-"), "/")
+	if o.Plural, o.Group, _ = strings.Cut(o.Plural, "."); o.Group == "" {
+		o.Group = "core"
+	}
+	return broker.Reference{Object: o}
 }
 
 func selecting(match, path string, more ...string) string {
@@ -140,27 +158,26 @@ func selecting(match, path string, more ...string) string {
 
 var gold = map[string]string{"tier": "gold"}
 
-// A broker names a pod of the node or a service account by its name, its UID or both, and gets what the rules give by its
-// namespace, account, labels and UID, and nothing by what only processes have.
+// A broker names a pod of the node or a service account by its name, its UID or both, and gets what the rules give by
+// its namespace, account, labels and UID, and nothing by what only processes have.
 func TestBrokerNamesObjects(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	p := newPlace(t)
 	p.api = kubetest.Start(t)
-	p.put("pods", "shop", "cart", "node-a", "cart", gold)
-	p.put("pods", "shop", "plain", "node-a", "", nil)
-	p.put("pods", "shop", "far", "node-b", "cart", gold)
-	p.put("pods", "bank", "till", "node-a", "cart", gold)
-	p.put("pods", "none", "cart", "node-a", "cart", gold)
-	p.put("serviceaccounts", "shop", "cart", "", "", gold)
-	p.put("serviceaccounts", "shop", "default", "", "", nil)
-	pod, plain, far := p.uid("pods", "shop", "cart"), p.uid("pods", "shop", "plain"), p.uid("pods", "shop", "far")
-	account, till := p.uid("serviceaccounts", "shop", "cart"), p.uid("pods", "bank", "till")
-	const any = `"namespaces": ["*"]`
+	p.put("pods shop/cart", "cart", gold)
+	p.put("pods shop/plain", "", nil)
+	p.put("pods shop/far", "cart", gold)
+	p.put("pods bank/till", "cart", gold)
+	p.put("pods none/cart", "cart", gold)
+	p.put("serviceaccounts shop/cart", "", gold)
+	p.put("serviceaccounts shop/default", "", nil)
+	pod, plain, far := p.uid("pods shop/cart"), p.uid("pods shop/plain"), p.uid("pods shop/far")
+	account, till := p.uid("serviceaccounts shop/cart"), p.uid("pods bank/till")
 	p.brokers = []string{
-		granting("/proxy", `"pods", "serviceaccounts"`, `"namespaces": ["shop", "none"]`), granting("/pods", `"pods"`, any),
-		granting("/narrow", `"pods"`, any, `"identities": ["spiffe://example.org/cart", "spiffe://example.org/bank"]`),
-		granting("/nowhere", `"pods"`),
+		granting("/proxy", "pods serviceaccounts", "shop none"), granting("/pods", "pods", "*"),
+		granting("/narrow", "pods", "*", `"identities": ["spiffe://example.org/cart", "spiffe://example.org/bank"]`),
+		granting("/nowhere", "pods", ""),
 	}
 	p.write(
 		selecting(`"namespace": "shop"`, "/shop"), selecting(`"namespace": "shop", "account": "cart"`, "/cart"),
@@ -168,54 +185,36 @@ func TestBrokerNamesObjects(t *testing.T) {
 		selecting(`"namespace": "shop", "labels": {"tier": "gold"}`, "/gold"),
 		selecting(`"namespace": "bank"`, "/bank"), selecting(`"pod": "`+pod+`"`, "/pod"),
 		selecting(`"pod": "`+account+`"`, "/no-pod"),
-		selecting(fmt.Sprintf(`"uid": %d`, os.Getuid()), "/user"), selecting(fmt.Sprintf(`"gid": %d`, os.Getgid()), "/group"),
+		selecting(fmt.Sprintf(`"uid": %d`, os.Getuid()), "/user"), selecting(fmt.Sprintf(`"gid": %d`, os.Getgid()),
+			"/group"),
 		selecting(`"uid": 0`, "/root"), selecting(`"uid": 4294967294`, "/last"),
 		selecting(`"uid": 0, "namespace": "shop"`, "/user-in-shop"), selecting(`"unit": "web.service"`, "/unit"),
 		selecting(`"namespace": "shop", "executable": "`+os.Args[0]+`"`, "/executable"),
 	)
 	p.serveBrokers().served()
 	var asking sync.WaitGroup // what is not found is waited for
-	const ofPod, ofAccount = "/shop /cart /gold /pod", "/shop /cart"
-	for name, c := range map[string]struct {
-		by   string
-		r    broker.Reference
-		want string
-	}{
-		"pod by name":                    {"/proxy", object("pods", "shop", "cart", ""), ofPod},
-		"pod by UID":                     {"/proxy", object("pods", "", "", pod), ofPod},
-		"pod by both":                    {"/proxy", object("pods", "shop", "cart", pod), ofPod},
-		"pod without account and labels": {"/proxy", object("pods", "shop", "plain", ""), "/shop /default"},
-		"UID of another":                 {"/proxy", object("pods", "shop", "cart", plain), "not_found"},
-		"UID of none":                    {"/proxy", object("pods", "shop", "cart", "6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22"), "not_found"},
-		"UID in another namespace":       {"/proxy", object("pods", "none", "cart", pod), "not_found"},
-		"no such pod":                    {"/proxy", object("pods", "shop", "card", ""), "not_found"},
-		"pod without a namespace":        {"/proxy", object("pods", "", "cart", ""), "not_found"},
-		"pod of another node":            {"/proxy", object("pods", "shop", "far", ""), "not_found"},
-		"pod of another node by UID":     {"/pods", object("pods", "", "", far), "not_found"},
-		"account by name":                {"/proxy", object("serviceaccounts", "shop", "cart", ""), ofAccount},
-		"account by UID":                 {"/proxy", object("serviceaccounts", "", "", account), ofAccount},
-		"account by both":                {"/proxy", object("serviceaccounts", "shop", "cart", account), ofAccount},
-		"another account":                {"/proxy", object("serviceaccounts", "shop", "default", ""), "/shop /default"},
-		"account by the UID of a pod":    {"/proxy", object("serviceaccounts", "", "", pod), "not_found"},
-		"pod by the UID of an account":   {"/proxy", object("pods", "", "", account), "not_found"},
-		"pod that meets no rule":         {"/proxy", object("pods", "none", "cart", ""), "permission_denied"},
-		"another namespace":              {"/proxy", object("pods", "bank", "till", ""), "permission_denied"},
-		"another namespace by UID":       {"/proxy", object("pods", "", "", till), "permission_denied"},
-		"any namespace by UID":           {"/pods", object("pods", "", "", till), "/bank"},
-		"no namespace permitted":         {"/nowhere", object("pods", "", "", pod), "permission_denied"},
-		"fewer identities":               {"/narrow", object("pods", "shop", "cart", ""), "/cart"},
-		"none of its identities":         {"/narrow", object("pods", "shop", "plain", ""), "permission_denied"},
-		"a kind that it may not use":     {"/pods", object("serviceaccounts", "shop", "cart", ""), "permission_denied"},
-		"a PID that it may not use":      {"/pods", broker.Reference{PID: int32(os.Getpid())}, "permission_denied"},
-		"a kind that none may use": {"/proxy", broker.Reference{Object: broker.Object{
-			Plural: "deployments", Group: "apps", Namespace: "shop", Name: "cart"}}, "permission_denied"},
-		"pods of another group": {"/proxy", broker.Reference{Object: broker.Object{
-			Plural: "pods", Group: "metrics.k8s.io", Namespace: "shop", Name: "cart"}}, "permission_denied"},
-		"no broker": {"/other", object("pods", "shop", "cart", ""), "permission_denied"},
-		"the agent": {"/agent", object("pods", "shop", "cart", ""), "permission_denied"},
+	const ofPod, ofAccount, missing, denied = "/shop /cart /gold /pod", "/shop /cart", "not_found", "permission_denied"
+	for text, want := range map[string]string{
+		"/proxy pods shop/cart": ofPod, "/proxy pods - " + pod: ofPod, "/proxy pods shop/cart " + pod: ofPod,
+		"/proxy pods shop/plain": "/shop /default", "/proxy pods none/cart": denied, "/proxy pods shop/card": missing,
+		"/proxy pods shop/cart " + plain: missing, "/proxy pods none/cart " + pod: missing, "/proxy pods /cart": missing,
+		"/proxy pods shop/cart 6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22": missing, "/proxy pods - " + account: missing,
+		"/proxy pods shop/far": missing, "/pods pods - " + far: missing, // of another node
+		"/proxy serviceaccounts shop/cart": ofAccount, "/proxy serviceaccounts - " + account: ofAccount,
+		"/proxy serviceaccounts shop/cart " + account: ofAccount, "/proxy serviceaccounts shop/default": "/shop /default",
+		"/proxy serviceaccounts - " + pod: missing, "/proxy serviceaccounts shop/plain": missing,
+		"/proxy pods bank/till": denied, "/proxy pods - " + till: denied, "/pods pods - " + till: "/bank",
+		"/nowhere pods - " + pod: denied, "/narrow pods shop/cart": "/cart", "/narrow pods shop/plain": denied,
+		"/pods serviceaccounts shop/cart": denied, "/proxy deployments.apps shop/cart": denied,
+		"/proxy pods.metrics.k8s.io shop/cart": denied, "/proxy": denied, // by PID
+		"/other pods shop/cart": denied, "/agent pods shop/cart": denied,
 	} {
-		by := p.broker(c.by)
-		asking.Go(func() { assert.Equal(t, c.want, ask(t, by, c.r), name) })
+		path, name, _ := strings.Cut(text, " ")
+		r, by := object(name), p.broker(path)
+		if name == "" {
+			r = broker.Reference{PID: int32(os.Getpid())}
+		}
+		asking.Go(func() { assert.Equal(t, want, ask(t, by, r), text) })
 	}
 	asking.Wait()
 }
@@ -226,15 +225,14 @@ func TestBrokerBeforeObjectsAreListed(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	p.startAPI().Store(true)
-	p.put("pods", "shop", "cart", "node-a", "cart", nil)
-	p.brokers = []string{granting("/proxy", `"pid", "pods", "serviceaccounts"`, `"namespaces": ["shop"]`)}
+	p.put("pods shop/cart", "cart", nil)
+	p.brokers = []string{granting("/proxy", "pid pods serviceaccounts", "shop")}
 	p.write(me(id("/web")))
 	p.serveBrokers()
-	for _, plural := range []string{"pods", "serviceaccounts"} {
-		assert.ErrorContains(t, errors.Join(p.agent.Report().Problems...), "has not told node node-a of the "+plural+" yet")
-	}
-	uid := p.uid("pods", "shop", "cart")
-	all := []broker.Reference{object("pods", "shop", "cart", ""), object("pods", "", "", uid), object("serviceaccounts", "shop", "cart", "")}
+	problems, uid := errors.Join(p.agent.Report().Problems...), p.uid("pods shop/cart")
+	assert.ErrorContains(t, problems, "has not told node node-a of the pods yet")
+	assert.ErrorContains(t, problems, "has not told node node-a of the serviceaccounts yet")
+	all := []broker.Reference{object("pods shop/cart"), object("pods -", uid), object("serviceaccounts shop/cart")}
 	if os.Getuid() == 0 {
 		all = append(all, process(t, 7, "kubepods/pod"+uid, "sleep", "1000"))
 	}
@@ -246,64 +244,64 @@ func TestBrokerBeforeObjectsAreListed(t *testing.T) {
 	asking.Wait()
 }
 
-// What the API server says of an object takes effect on open streams: its labels, and its end, which is no denial, also if
-// another object has its name at once. While the API server is away nothing ends.
+// What the API server says of an object takes effect on open streams: its labels, and its end, which is no denial,
+// also if another object has its name at once. While the API server is away nothing ends.
 func TestBrokerAndChangesOfObjects(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	p := newPlace(t)
 	away := p.startAPI()
-	p.brokers = []string{granting("/proxy", `"pods", "serviceaccounts"`, `"namespaces": ["shop"]`)}
-	p.write(selecting(`"namespace": "shop"`, "/shop"), selecting(`"namespace": "shop", "labels": {"tier": "gold"}`, "/gold"))
-	p.put("pods", "shop", "cart", "node-a", "cart", nil)
+	p.brokers = []string{granting("/proxy", "pods serviceaccounts", "shop")}
+	p.write(selecting(`"namespace": "shop"`, "/shop"), selecting(`"namespace": "shop", "labels": {"tier": "gold"}`,
+		"/gold"))
+	p.put("pods shop/cart", "cart", nil)
 	p.serveBrokers().served()
-	c, cart, late := p.broker("/proxy"), object("pods", "shop", "cart", ""), object("pods", "shop", "late", "")
+	c, cart, late := p.broker("/proxy"), object("pods shop/cart"), object("pods shop/late")
 	updates, errs := follow(t, must.Get(c.For(cart))(t))
 	require.Equal(t, "/shop", told(next(t, updates)))
-	p.put("pods", "shop", "cart", "node-a", "cart", gold)
+	p.put("pods shop/cart", "cart", gold)
 	require.Equal(t, "/shop /gold", told(next(t, updates)))
-	p.put("pods", "shop", "cart", "node-a", "cart", nil)
+	p.put("pods shop/cart", "cart", nil)
 	require.Equal(t, "/shop", told(next(t, updates)))
 
-	time.AfterFunc(300*time.Millisecond, func() { p.put("pods", "shop", "late", "node-a", "late", gold) })
+	time.AfterFunc(300*time.Millisecond, func() { p.put("pods shop/late", "late", gold) })
 	require.Equal(t, "/shop /gold", ask(t, c, late), "a new pod is waited for")
 
 	away.Store(true)
 	asked := p.api.Count("GET", "/api/v1/")
 	p.api.EndWatches()
 	require.Eventually(t, func() bool { return p.api.Count("GET", "/api/v1/") >= asked+2 }, passing, often)
-	p.put("serviceaccounts", "shop", "cart", "", "", nil)
-	p.api.Remove("/api/v1/namespaces/shop/pods/late")
+	p.put("serviceaccounts shop/cart", "", nil)
+	p.api.Remove(pathOf("pods shop/late"))
 	require.Equal(t, "/shop /gold", ask(t, c, late), "it is not known to have gone")
 	require.Never(t, func() bool { return len(errs)+len(updates) > 0 }, time.Second, often)
 	away.Store(false)
-	for ask(t, c, late) != "not_found" || ask(t, c, object("serviceaccounts", "shop", "cart", "")) != "/shop" {
+	for ask(t, c, late) != "not_found" || ask(t, c, object("serviceaccounts shop/cart")) != "/shop" {
 	}
 	require.Empty(t, errs)
 
 	for n := range rounds.Of(10) {
-		plural := []string{"pods", "serviceaccounts"}[n%2]
-		path, node := "/api/v1/namespaces/shop/"+plural+"/cart", []string{"node-a", ""}[n%2]
-		first := p.uid(plural, "shop", "cart")
-		updates, errs := follow(t, must.Get(c.For(object(plural, "shop", "cart", "")))(t))
-		pinned, pinnedErrs := follow(t, must.Get(c.For(object(plural, "", "", first)))(t))
+		plural := []string{"pods ", "serviceaccounts "}[n%2]
+		cart, uid := object(plural+"shop/cart"), p.uid(plural+"shop/cart")
+		updates, named := follow(t, must.Get(c.For(cart))(t))
+		others, pinned := follow(t, must.Get(c.For(object(plural+"-", uid)))(t))
 		next(t, updates)
-		next(t, pinned)
-		p.api.Remove(path)
+		next(t, others)
+		p.api.Remove(pathOf(plural + "shop/cart"))
 		began := time.Now()
 		if n%4 < 2 {
-			p.put(plural, "shop", "cart", node, "cart", nil)
-			require.NotEqual(t, first, p.uid(plural, "shop", "cart"))
+			p.put(plural+"shop/cart", "cart", nil)
+			require.NotEqual(t, uid, p.uid(plural+"shop/cart"))
 		}
-		for _, errs := range []<-chan error{errs, pinnedErrs} {
+		for _, errs := range []<-chan error{named, pinned} {
 			err := next(t, errs)
 			require.ErrorIs(t, err, broker.ErrEnded)
 			require.Equal(t, "not_found", code(err))
 			require.True(t, must.As[*workloadapi.Error](err)(t).Final)
 		}
 		assert.Less(t, time.Since(began), passing/2)
-		p.put(plural, "shop", "cart", node, "cart", nil)
-		require.Equal(t, "/shop", ask(t, c, object(plural, "shop", "cart", "")), "the name is another object's")
+		p.put(plural+"shop/cart", "cart", nil)
+		require.Equal(t, "/shop", ask(t, c, cart), "the name is another object's")
 	}
 	require.Equal(t, "not_found", code(next(t, errs)), "the first pod has ended in the first round")
 }
@@ -324,24 +322,26 @@ func process(t *testing.T, user uint32, group string, args ...string) broker.Ref
 	return broker.Reference{PID: int32(cmd.Process.Pid)}
 }
 
-// A broker names a process by its PID, and gets what the process would get if it asked itself, in the namespaces that the broker
-// may ask about.
+// A broker names a process by its PID, and gets what the process would get if it asked itself, in the namespaces that
+// the broker may ask about.
 func TestBrokerNamesProcesses(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
 	p := newPlace(t)
 	p.api = kubetest.Start(t)
-	p.put("pods", "shop", "cart", "node-a", "cart", nil)
-	p.put("pods", "bank", "till", "node-a", "till", nil)
-	cart, till := p.uid("pods", "shop", "cart"), p.uid("pods", "bank", "till")
+	p.put("pods shop/cart", "cart", nil)
+	p.put("pods bank/till", "till", nil)
+	cart, till := p.uid("pods shop/cart"), p.uid("pods bank/till")
 	unit := fmt.Sprintf("svidkit-test-%d.service", os.Getpid())
 	sleep := must.Get(filepath.EvalSymlinks(must.Get(exec.LookPath("sleep"))(t)))(t)
 	shell := must.Get(filepath.EvalSymlinks(must.Get(exec.LookPath("sh"))(t)))(t)
-	p.brokers = []string{granting("/any", `"pid"`, `"namespaces": ["*"]`), granting("/shop", `"pid"`, `"namespaces": ["shop"]`)}
+	p.brokers = []string{granting("/any", "pid", "*"), granting("/shop", "pid", "shop")}
 	p.write(
 		selecting(`"uid": 4242`, "/user"), selecting(`"gid": 4243`, "/group"), selecting(`"uid": 0`, "/root"),
-		selecting(`"uid": 4242, "executable": "`+sleep+`"`, "/sleep"), selecting(`"uid": 4242, "executable": "`+shell+`"`, "/shell"),
-		selecting(`"unit": "`+unit+`"`, "/unit"), selecting(`"pod": "`+cart+`"`, "/pod"), selecting(`"namespace": "bank"`, "/bank"),
+		selecting(`"uid": 4242, "executable": "`+sleep+`"`, "/sleep"), selecting(
+			`"uid": 4242, "executable": "`+shell+`"`, "/shell"),
+		selecting(`"unit": "`+unit+`"`, "/unit"), selecting(`"pod": "`+cart+`"`, "/pod"), selecting(
+			`"namespace": "bank"`, "/bank"),
 		selecting(`"namespace": "shop", "account": "cart", "uid": 7`, "/cart"),
 	)
 	p.serveBrokers().served()
@@ -378,27 +378,27 @@ func TestBrokerAndChangesOfFile(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
 	p.api = kubetest.Start(t)
-	p.put("pods", "shop", "cart", "node-a", "cart", nil)
+	p.put("pods shop/cart", "cart", nil)
 	rule := []string{selecting(`"namespace": "shop"`, "/a"), selecting(`"namespace": "shop"`, "/b")}
-	const shop = `"namespaces": ["shop"]`
-	whole, other := granting("/proxy", `"pods"`, shop), granting("/other", `"pods"`, shop)
+	whole, other := granting("/proxy", "pods", "shop"), granting("/other", "pods", "shop")
 	write := func(brokers ...string) { p.brokers = append(brokers, other); p.write(rule...) }
 	write(whole)
 	p.serveBrokers().served()
-	cart := object("pods", "shop", "cart", "")
+	cart := object("pods shop/cart")
 	kept, keptErrs := follow(t, must.Get(p.broker("/other").For(cart))(t))
 	require.Equal(t, "/a /b", told(next(t, kept)))
 	for name, c := range map[string]struct{ next, want string }{
-		"out of the file":   {"", "permission_denied"},
-		"fewer identities":  {granting("/proxy", `"pods"`, shop, `"identities": ["spiffe://example.org/b"]`), "/b"},
-		"other identities":  {granting("/proxy", `"pods"`, shop, `"identities": ["spiffe://example.org/c"]`), "permission_denied"},
-		"other namespaces":  {granting("/proxy", `"pods"`, `"namespaces": ["bank"]`), "permission_denied"},
-		"no namespaces":     {granting("/proxy", `"pods"`), "permission_denied"},
-		"other references":  {granting("/proxy", `"pid", "serviceaccounts"`, shop), "permission_denied"},
-		"no such namespace": {granting("/proxy", `"pods"`, `"namespaces": ["shops"]`), "permission_denied"},
+		"out of the file":  {"", "permission_denied"},
+		"fewer identities": {granting("/proxy", "pods", "shop", `"identities": ["spiffe://example.org/b"]`), "/b"},
+		"other identities": {granting("/proxy", "pods", "shop", `"identities": ["spiffe://example.org/c"]`),
+			"permission_denied"},
+		"other namespaces":  {granting("/proxy", "pods", "bank"), "permission_denied"},
+		"no namespaces":     {granting("/proxy", "pods", ""), "permission_denied"},
+		"other references":  {granting("/proxy", "pid serviceaccounts", "shop"), "permission_denied"},
+		"no such namespace": {granting("/proxy", "pods", "shops"), "permission_denied"},
 	} {
 		write(whole)
-		c.next = cmp.Or(c.next, granting("/third", `"pods"`))
+		c.next = cmp.Or(c.next, granting("/third", "pods", ""))
 		client := p.broker("/proxy")
 		require.Eventually(t, func() bool { return ask(t, client, cart) == "/a /b" }, passing, often, name)
 		updates, errs := follow(t, must.Get(client.For(cart))(t))
@@ -416,28 +416,30 @@ func TestBrokerAndChangesOfFile(t *testing.T) {
 	assert.Empty(t, kept, "nothing has changed for another broker")
 	assert.Empty(t, keptErrs)
 
-	rule = []string{selecting(`"pod": "`+p.uid("pods", "shop", "cart")+`"`, "/a")}
+	rule = []string{selecting(`"pod": "`+p.uid("pods shop/cart")+`"`, "/a")}
 	write()
 	require.Equal(t, "/a", told(next(t, kept)))
-	p.api.Remove("/api/v1/namespaces/shop/pods/cart")
+	p.api.Remove(pathOf("pods shop/cart"))
 	require.Equal(t, "not_found", code(next(t, keptErrs)), "also by a rule that the API server has no part in")
 }
 
-// A broker has tokens of a workload for audiences that the file permits for both. An agent outside of a cluster knows no objects.
+// A broker has tokens of a workload for audiences that the file permits for both. An agent outside of a cluster knows
+// no objects.
 func TestBrokerOfAMachine(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
-	p.brokers = []string{granting("/some", `"pid"`, `"audiences": ["db", "bank"]`), granting("/any", `"pid"`, `"audiences": ["*"]`),
-		granting("/none", `"pid", "pods", "serviceaccounts"`)}
+	p.brokers = []string{granting("/some", "pid", "", `"audiences": ["db", "bank"]`),
+		granting("/any", "pid", "", `"audiences": ["*"]`),
+		granting("/none", "pid pods serviceaccounts", "")}
 	p.write(me(id("/web", `"audiences": ["db", "cache"]`), id("/other", `"audiences": ["*"]`)))
 	p.serveBrokers().served()
 	for _, plural := range []string{"pods", "serviceaccounts"} {
-		assert.Equal(t, "invalid_argument", ask(t, p.broker("/none"), object(plural, "shop", "cart", "")))
+		assert.Equal(t, "invalid_argument", ask(t, p.broker("/none"), object(plural, "shop/cart")))
 	}
 	web, other := spiffe.MustParseID("spiffe://example.org/web"), spiffe.MustParseID("spiffe://example.org/other")
 	for by, audiences := range map[string]map[string][2]bool{ // for web, and for other
-		"/some": {"db": {true, true}, "bank": {false, true}, "cache": {false, false}, "db bank": {false, true}, "db cache": {false, false},
-			"*": {false, false}},
+		"/some": {"db": {true, true}, "bank": {false, true}, "cache": {false, false}, "db bank": {false, true},
+			"db cache": {false, false}, "*": {false, false}},
 		"/any":  {"db": {true, true}, "bank": {false, true}, "db cache": {true, true}, "cache bank": {false, true}},
 		"/none": {"db": {false, false}},
 	} {
@@ -463,7 +465,7 @@ func TestIdentityOfAgent(t *testing.T) {
 	updates, errs := p.updates()
 	require.Equal(t, "/web", told(next(t, updates)))
 	_, own := p.agent.Broker()
-	require.Eventually(t, func() bool { snap, err := own.Snapshot(); return err == nil && snap != nil }, passing, often)
+	p.served()
 	assert.Equal(t, agentID, must.Get(must.Get(own.Snapshot())(t).SVID())(t).ID())
 	require.Error(t, must.Err(p.secret(t, agentID.String())), "nor by SDS")
 	p.write(me(id("/web"), id("/agent")))
@@ -499,8 +501,8 @@ func TestIdentityOfAgent(t *testing.T) {
 	assert.ErrorContains(t, errors.Join(relay.agent.Report().Problems...), agentID.String())
 }
 
-// A broker with as many streams as one may have takes nothing from another broker, nor from the workloads themselves, and leaves
-// nothing behind.
+// A broker with as many streams as one may have takes nothing from another broker, nor from the workloads themselves,
+// and leaves nothing behind.
 func TestBrokerWithManyStreams(t *testing.T) {
 	rounds.NotShort(t)
 	const streams = 1000
@@ -509,21 +511,20 @@ func TestBrokerWithManyStreams(t *testing.T) {
 	pods := []string{}
 	for n := range 100 {
 		pods = append(pods, fmt.Sprint("cart-", n))
-		p.put("pods", "shop", pods[n], "node-a", "cart", nil)
+		p.put("pods shop/"+pods[n], "cart", nil)
 	}
-	const any = `"namespaces": ["*"]`
-	p.brokers = []string{granting("/proxy", `"pods"`, any), granting("/other", `"pid", "pods"`, any)}
+	p.brokers = []string{granting("/proxy", "pods", "*"), granting("/other", "pid pods", "*")}
 	p.write(selecting(`"namespace": "shop"`, "/shop"), me(id("/web")))
 	p.serveBrokers().served()
 	updates, errs := p.updates()
-	c, other, first := p.broker("/proxy"), p.broker("/other"), object("pods", "shop", "cart-0", "")
+	c, other, first := p.broker("/proxy"), p.broker("/other"), object("pods shop/cart-0")
 	require.Equal(t, "/web /shop", told(next(t, updates))+" "+ask(t, c, first))
 	before, began := runtime.NumGoroutine(), time.Now()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	got, ended := make(chan string, streams), make(chan string, streams)
 	for n := range streams {
-		w := must.Get(c.For(object("pods", "shop", pods[n%len(pods)], "")))(t)
+		w := must.Get(c.For(object("pods shop/" + pods[n%len(pods)])))(t)
 		go func() {
 			for u, err := range w.WatchX509SVIDs(ctx) {
 				if err != nil {
@@ -552,7 +553,7 @@ func TestBrokerWithManyStreams(t *testing.T) {
 	}
 	t.Logf("all told of another identity in %v", time.Since(began))
 	began = time.Now()
-	p.api.Remove("/api/v1/namespaces/shop/pods/cart-0")
+	p.api.Remove(pathOf("pods shop/cart-0"))
 	for range streams / len(pods) {
 		require.Equal(t, "not_found", next(t, ended))
 	}
@@ -563,5 +564,5 @@ func TestBrokerWithManyStreams(t *testing.T) {
 	}
 	assert.Empty(t, got)
 	assert.Empty(t, errs)
-	require.Eventually(t, func() bool { return runtime.NumGoroutine() < before+50 }, passing, often, "of %d", runtime.NumGoroutine())
+	require.Eventually(t, func() bool { return runtime.NumGoroutine() < before+50 }, passing, often)
 }

@@ -21,7 +21,8 @@ func KnowsPod(a *Agent, uid string) bool {
 
 // Parse returns what is wrong with a file that has data.
 func Parse(data []byte, td spiffe.TrustDomain) error {
-	_, err := parse(data, &Config{Node: "n1", TrustDomain: td, Broker: spiffe.MustParseID("spiffe://example.org/agent")})
+	_, err := parse(data, &Config{Node: "n1", TrustDomain: td,
+		Broker: spiffe.MustParseID("spiffe://example.org/agent")})
 	return err
 }
 

@@ -205,8 +205,8 @@ func New(cfg Config) (*Agent, error) {
 		objects: map[string]*kubefollow.Objects[pod]{},
 		keeper: kubefollow.Keeper{
 			Name: "workloadagent", Log: ratelog.New(cfg.Logger, 0), Fails: "new pods get nothing by their namespaces",
-			Remedy: "bind a ClusterRole that may list and watch pods, and for brokers serviceaccounts, to the service " +
-				"account of this program",
+			Remedy: "bind a ClusterRole that may list and watch pods (and serviceaccounts, with brokers) to the " +
+				"service account of this program",
 		},
 	}
 	a.owner, _ = cfg.Source.(owner)
