@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
+	"path/filepath"
 	"strings"
 
 	"github.com/svidkit/svidkit/examples/internal/program"
@@ -14,8 +16,20 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
+// checkBroker returns what is wrong with -broker and -broker-id.
+func (o *options) checkBroker() error {
+	path, unix := strings.CutPrefix(o.broker, "unix://")
+	switch {
+	case (o.broker == "") != o.brokerID.IsZero():
+		return program.Misused("-broker and -broker-id go together")
+	case o.broker != "" && !(unix && filepath.IsAbs(path)) && !strings.HasPrefix(o.broker, "tcp://"):
+		return program.Misused("-broker: want unix:///PATH or tcp://HOST:PORT, not %.64q", o.broker)
+	}
+	return nil
+}
+
 // brokers listens for brokers at -broker, and returns the parts that serve them; none without -broker.
-func (o *options) brokers(agent *workloadagent.Agent) (parts []func(context.Context) error, err error) {
+func (o *options) brokers(agent *workloadagent.Agent, out io.Writer) (parts []func(context.Context) error, err error) {
 	handler, own := agent.Broker()
 	if handler == nil {
 		return nil, nil
@@ -28,15 +42,13 @@ func (o *options) brokers(agent *workloadagent.Agent) (parts []func(context.Cont
 	}
 	server := &unixsocket.Server{DirMode: 0o755, SocketMode: 0o660, Handler: handler, Serve: endpoint.Serve,
 		Logger: o.log}
-	path, unix := strings.CutPrefix(o.broker, "unix://")
-	address, tcp := strings.CutPrefix(o.broker, "tcp://")
-	switch {
-	case unix:
-		server.Path = path
-	case tcp:
-		server.Listener, err = net.Listen("tcp", address)
-	default:
-		return nil, program.Misused("-broker: want unix:///PATH or tcp://HOST:PORT, not %.64q", o.broker)
+	at := o.broker
+	if address, tcp := strings.CutPrefix(o.broker, "tcp://"); tcp {
+		if server.Listener, err = net.Listen("tcp", address); err == nil {
+			at = "tcp://" + server.Listener.Addr().String()
+		}
+	} else {
+		server.Path = strings.TrimPrefix(o.broker, "unix://")
 	}
 	if err == nil {
 		err = server.Listen()
@@ -44,6 +56,7 @@ func (o *options) brokers(agent *workloadagent.Agent) (parts []func(context.Cont
 	if err != nil {
 		return nil, fmt.Errorf("-broker: %w", err)
 	}
+	fmt.Fprintf(out, "broker: SPIFFE_BROKER_SOCKET=%s\n", at)
 	return []func(context.Context) error{governor.Run, server.Run}, nil
 }
 

@@ -79,8 +79,8 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) (err error) 
 	if err != nil {
 		return err
 	}
-	if (o.broker == "") != o.brokerID.IsZero() {
-		return program.Misused("-broker and -broker-id go together")
+	if err := o.checkBroker(); err != nil {
+		return err
 	}
 	if *demo {
 		o.Demo(out, 10*time.Minute)
@@ -153,7 +153,7 @@ func (o *options) serve(ctx context.Context, from *origin, out io.Writer) error 
 	if err := socket.Listen(); err != nil {
 		return fmt.Errorf("-socket: %w", err)
 	}
-	brokers, err := o.brokers(agent)
+	brokers, err := o.brokers(agent, out)
 	if err != nil {
 		return err
 	}

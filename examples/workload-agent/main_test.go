@@ -25,8 +25,10 @@ import (
 	"github.com/svidkit/svidkit/sds/workloadagent"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/exp/broker"
 	"github.com/svidkit/svidkit/spiffe/spiffetest"
 	"github.com/svidkit/svidkit/spiffe/spiffetest/workloadapitest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
 )
 
@@ -54,7 +56,9 @@ func TestExitCodes(t *testing.T) {
 	require.NoError(t, os.WriteFile(open, []byte("{}"), 0o600))
 	require.NoError(t, os.Chmod(open, 0o666))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "good.json"), []byte("{}"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "brokers.json"), []byte("{\n\"brokers\": [{}]}"), 0o600))
 	made := "-trust-domain example.org -ca dir:" + dir + "/ca -ca-option create=true -admin= -socket " + dir + "/s -file "
+	served := made + dir + "/good.json -broker-id spiffe://example.org/agent -broker "
 	for _, c := range []struct {
 		args, out, errOut string
 		code              int
@@ -82,6 +86,21 @@ func TestExitCodes(t *testing.T) {
 		{made + dir + "/none.json", "", "none.json: file does not exist", 1},
 		{made + bad, "", bad + `: line 2, column 13: "workload" is not known here: the file can have brokers, workloads`, 1},
 		{made + open, "", "chmod", 1},
+		{"-broker unix:///b", "", "-broker and -broker-id go together\n", 2},
+		{"-broker-id spiffe://example.org/agent", "", "-broker and -broker-id go together\n", 2},
+		{"-broker unix:///b -broker-id agent", "", "-broker-id: ", 2},
+		{served + "/b", "", `-broker: want unix:///PATH or tcp://HOST:PORT, not "/b"`, 2},
+		{served + "unix:b", "", "-broker: want unix:///PATH", 2},
+		{served + "unix://b/c", "", "-broker: want unix:///PATH", 2},
+		{served + "https://127.0.0.1:1", "", "-broker: want unix:///PATH", 2},
+		{served + "unix:///sys/svidkit/b", "", `-broker: unixsocket: listen on "/sys/svidkit/b"`, 1},
+		{served + "tcp://127.0.0.1:99999", "", "-broker: listen tcp: address 99999: invalid port", 1},
+		{strings.Replace(served, "example.org/agent", "other.test/agent", 1) + "unix://" + dir + "/b", "",
+			`not in the trust domain "example.org"`, 1},
+		{strings.Replace(served, "example.org/agent", "example.org", 1) + "unix://" + dir + "/b", "",
+			"names a trust domain", 1},
+		{made + dir + "/brokers.json", "", "line 2, column 13: this agent serves no brokers, as workload-agent " +
+			"does with -broker: take them out", 1},
 	} {
 		cmd := exec.CommandContext(t.Context(), self, strings.Fields(c.args)...)
 		cmd.Env = []string{asProgram + "=1", "GOCOVERDIR=" + dir}
@@ -177,6 +196,79 @@ func TestProgram(t *testing.T) {
 	p.Stop()
 }
 
+// TestBrokers runs the program with a broker that has its own identity from it by a rule, and names a process until
+// that ends.
+func TestBrokers(t *testing.T) {
+	t.Parallel()
+	programs := programtest.Build(t, "workload-agent")
+	sleep := must.Get(filepath.EvalSymlinks(must.Get(exec.LookPath("sleep"))(t)))(t)
+	this := must.Get(filepath.EvalSymlinks(must.Get(os.Executable())(t)))(t)
+	agent := spiffe.MustParseID("spiffe://example.org/agent")
+	for _, network := range []string{"unix", "tcp"} {
+		t.Run(network, func(t *testing.T) {
+			t.Parallel()
+			dir := must.Get(os.MkdirTemp("", "broker"))(t) // short, for the sockets
+			t.Cleanup(func() { _ = os.RemoveAll(dir) })
+			rule := func(executable, path string) string {
+				return fmt.Sprintf(`{"match": {"uid": %d, "executable": %q}, "identities": [{"id": "spiffe://example.org%s", "audiences": ["*"]}]}`, os.Getuid(), executable, path)
+			}
+			config := filepath.Join(dir, "workloads.json")
+			require.NoError(t, os.WriteFile(config,
+				[]byte(`{"brokers": [{"id": "spiffe://example.org/proxy", "references": ["pid", "pods"], "audiences": ["db"], `+
+					`"identities": ["spiffe://example.org/*"]}], "workloads": [`+rule(this, "/proxy")+", "+rule(sleep,
+					"/sleep")+"]}"), 0o600))
+			at := map[string]string{"unix": "unix://" + filepath.Join(dir, "b.sock"),
+				"tcp": "tcp://127.0.0.1:0"}[network]
+			logs := new(programtest.Log)
+			p := programtest.Start(t, filepath.Join(programs, "workload-agent"), logs, nil, "-trust-domain",
+				"example.org", "-ca", "dir:"+filepath.Join(dir, "ca"),
+				"-ca-option", "create=true", "-file", config, "-socket", filepath.Join(dir,
+					"agent.sock"), "-admin=", "-broker", at, "-broker-id", agent.String())
+			address := strings.TrimPrefix(p.Addr("broker"), broker.SocketEnv+"=")
+			p.Addr("ready")
+			own := must.Get(workloadapi.Start(t.Context(), workloadapi.Config{Address: "unix://" +
+				filepath.Join(dir, "agent.sock")}))(t)
+			defer own.Close()
+			require.Len(t, own.SVIDs(), 1, "and not the agent's")
+			client := func(server spiffe.ID) *broker.Client {
+				endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: own, Peers: own,
+					Allow: spiffe.AllowIDs(server)}))(t)
+				c := must.Get(broker.NewClient(address, endpoint))(t)
+				t.Cleanup(func() { _ = c.Close() })
+				return c
+			}
+			pod := broker.Reference{Object: broker.Object{Plural: "pods", Group: "core", Namespace: "shop",
+				Name: "cart"}}
+			for server, want := range map[spiffe.ID]string{agent: "this agent knows no pods",
+				spiffe.MustParseID("spiffe://example.org/other"): "not in the policy"} {
+				w := must.Get(client(server).For(pod))(t)
+				assert.ErrorContains(t, must.Err(w.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "db")), want)
+			}
+			cmd := exec.CommandContext(t.Context(), sleep, "1000")
+			require.NoError(t, cmd.Start())
+			defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
+			process := broker.Reference{PID: int32(cmd.Process.Pid)}
+			if network == "tcp" {
+				require.ErrorContains(t, must.Err(client(agent).For(process)), "Unix sockets only")
+				p.Stop()
+				return
+			}
+			w := must.Get(client(agent).For(process))(t)
+			src := must.Get(workloadapi.New(workloadapi.Config{Client: w}))(t)
+			ran := make(chan error, 1)
+			go func() { ran <- src.Run(t.Context()) }()
+			require.NoError(t, src.Ready(t.Context()))
+			assert.Equal(t, "spiffe://example.org/sleep", must.Get(src.SVID())(t).ID().String())
+			must.Get(w.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "db"))(t)
+			require.ErrorIs(t, must.Err(w.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "bank")), workloadapi.ErrDenied)
+			require.NoError(t, cmd.Process.Kill())
+			require.ErrorIs(t, <-ran, broker.ErrEnded)
+			require.ErrorIs(t, must.Err(src.SVID()), spiffe.ErrNotReady)
+			p.Stop()
+		})
+	}
+}
+
 func get(t *testing.T, url string) string {
 	t.Helper()
 	resp := must.Get(http.Get(url))(t)
@@ -219,14 +311,28 @@ func TestDemo(t *testing.T) {
 func TestReadme(t *testing.T) {
 	t.Parallel()
 	readme := must.Get(os.ReadFile("README.md"))(t)
-	example := regexp.MustCompile("(?s)```json\n(.*?)```").FindSubmatch(readme)
-	require.NotNil(t, example)
-	config := filepath.Join(t.TempDir(), "workloads.json")
-	require.NoError(t, os.WriteFile(config, example[1], 0o600))
+	examples := regexp.MustCompile("(?s)```json\n(.*?)```").FindAllSubmatch(readme, -1)
+	require.Len(t, examples, 2, "workloads and brokers")
 	td := spiffe.MustParseTrustDomain("example.org")
-	m := must.Get(secretcache.New(secretcache.Config{TrustDomain: td, CA: noCA{}}))(t)
-	agent := must.Get(workloadagent.New(workloadagent.Config{File: config, Source: m, TrustDomain: td}))(t)
-	require.NoError(t, agent.Close())
+	read := func(text []byte) error {
+		config := filepath.Join(t.TempDir(), "workloads.json")
+		require.NoError(t, os.WriteFile(config, text, 0o600))
+		m := must.Get(secretcache.New(secretcache.Config{TrustDomain: td, CA: noCA{}}))(t)
+		agent, err := workloadagent.New(workloadagent.Config{File: config, Source: m, TrustDomain: td,
+			Broker: spiffe.MustParseID("spiffe://example.org/agent")})
+		if err == nil {
+			require.NoError(t, agent.Close())
+		}
+		return err
+	}
+	for _, example := range examples {
+		require.NoError(t, read(example[1]))
+	}
+	require.Contains(t, string(examples[1][1]), `"brokers"`)
+	_, keys, _ := strings.Cut(read([]byte(`{"brokers": [{"x": 1}]}`)).Error(), "a broker can have ")
+	for key := range strings.SplitSeq(keys, ", ") {
+		assert.Contains(t, string(readme), "\n| `"+key+"` |", "README.md has each key of a broker")
+	}
 	var help bytes.Buffer
 	require.Error(t, run(t.Context(), []string{"-h"}, &help, nil))
 	for _, flag := range regexp.MustCompile(`(?m)^  (-[a-z-]+)`).FindAllStringSubmatch(help.String(), -1) {

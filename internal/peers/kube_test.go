@@ -63,6 +63,7 @@ func TestKubernetes(t *testing.T) {
 		"Linkerd mesh":           testLinkerdMesh,
 		"gateway secrets":        testGatewaySecrets,
 		"installed":              testInstalled,
+		"brokers":                testBrokers,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -2,6 +2,7 @@ package workloadagent
 
 import (
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
 )
@@ -13,13 +14,20 @@ func NewOf(cfg Config, apiServer kube.Options) (*Agent, error) {
 }
 
 // KnowsPod reports whether the API server has told of a pod.
-func KnowsPod(a *Agent, uid string) bool { return a.pods.All()[uid].Metadata.UID == uid }
+func KnowsPod(a *Agent, uid string) bool {
+	_, found, _ := a.objects["pods"].Find(uid, nil)
+	return found
+}
 
 // Parse returns what is wrong with a file that has data.
 func Parse(data []byte, td spiffe.TrustDomain) error {
-	_, err := parse(data, &Config{Node: "n1", TrustDomain: td})
+	_, err := parse(data, &Config{Node: "n1", TrustDomain: td,
+		Broker: spiffe.MustParseID("spiffe://example.org/agent")})
 	return err
 }
+
+// ParseWithoutBrokers is Parse by an agent that serves none.
+func ParseWithoutBrokers(data []byte) error { return must.Err(parse(data, new(Config))) }
 
 // Granted returns the paths of the IDs that a process has by a file. A namespace that is empty says that it is in no pod of which
 // the cluster says anything.

@@ -13,7 +13,6 @@ import (
 
 	"github.com/svidkit/svidkit/internal/kube"
 	"github.com/svidkit/svidkit/internal/kube/kubefollow"
-	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/exp/broker"
 	"github.com/svidkit/svidkit/spiffe/unixsocket"
@@ -33,108 +32,87 @@ type pod struct {
 
 func (p pod) account() string { return cmp.Or(p.Spec.Account, "default") }
 
-// objects holds the objects of a kind by UID.
-type objects = kubefollow.Objects[pod]
-
-func followObjects(api *kube.Client, cfg *Config, plural, kind string, query url.Values) *objects {
-	return &objects{
+// follow follows the objects of a kind, by UID.
+func (a *Agent) follow(api *kube.Client, plural, kind string, query url.Values) {
+	a.objects[plural] = &kubefollow.Objects[pod]{
 		Follower: kubefollow.Follower[pod]{API: api, Path: "/api/v1/" + plural, Kind: kind, Query: query},
 		Name:     func(p *pod) string { return p.Metadata.UID },
-		Keeper: &kubefollow.Keeper{
-			Name: "workloadagent", Log: ratelog.New(cfg.Logger, 0), Fails: "new pods get nothing by their namespaces",
-			Remedy: "bind a ClusterRole that may list and watch " + plural + " to the service account of this program",
-		},
+		Keeper:   &a.keeper,
 	}
 }
 
-// await returns the object that match accepts.
-func await(ctx context.Context, in *objects, match func(*pod) bool) (pod, error) {
+// await returns the object with a UID, or any if that is empty, that match accepts.
+func (a *Agent) await(ctx context.Context, plural, uid string, match func(*pod) bool) (pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, podWait)
 	defer cancel()
 	for {
-		changed := in.Keeper.News.Changed()
-		of, found, known := in.Find(match)
-		if found {
+		changed := a.keeper.News.Changed()
+		of, found, known := a.objects[plural].Find(uid, match)
+		if found && match(&of) {
 			return of, nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
+			err := fs.ErrNotExist
 			if !known {
-				return of, errors.New("the API server does not answer")
+				err = errors.New("the API server has not told of them yet")
 			}
-			return of, fs.ErrNotExist
+			return of, fmt.Errorf("none of the %s for node %s has the UID %q: %w", plural, a.cfg.Node, uid, err)
 		}
 	}
 }
 
-// podOf returns the pod with a UID.
-func (a *Agent) podOf(ctx context.Context, uid string) (pod, error) {
-	of, err := await(ctx, a.pods, func(p *pod) bool { return p.Metadata.UID == uid })
-	if err != nil {
-		err = fmt.Errorf("the API server tells of no pod with the UID %s on node %s: %w", uid, a.cfg.Node, err)
-	}
-	return of, err
-}
+func anyPod(*pod) bool { return true }
 
 type objectKey struct{}
 
-// find finds the workload that a broker names, as [broker.Options] describes it. The
-// context of an object has it as a caller.
+// find finds the workload that a broker names, as [broker.Options] describes it. The context of an object has it as a
+// caller.
 func (a *Agent) find(ctx context.Context, r broker.Reference) (context.Context, string, error) {
-	o := r.Object
 	if r.PID > 0 {
 		ctx, err := unixsocket.WithProcess(ctx, r.PID)
-		if err != nil || a.pods == nil {
+		if err != nil || a.objects["pods"] == nil {
 			return ctx, "", err
 		}
-		p, _ := unixsocket.ProcessFromContext(ctx)
-		of, _, _ := a.pods.Find(func(of *pod) bool { return p.Pod != "" && of.Metadata.UID == p.Pod })
-		return ctx, of.Metadata.Namespace, nil
+		var of pod
+		p, err := unixsocket.ProcessFromContext(ctx)
+		if err == nil && p.Pod != "" {
+			if of, err = a.await(ctx, "pods", p.Pod, anyPod); errors.Is(err, fs.ErrNotExist) { // such as a static pod
+				err = nil
+			}
+		}
+		return ctx, of.Metadata.Namespace, cmp.Or(context.Cause(ctx), err)
 	}
-	in := map[string]*objects{"pods": a.pods, "serviceaccounts": a.accounts}[r.Kind()]
-	if in == nil {
-		return nil, "", fmt.Errorf("this agent knows no %s: %w", r.Kind(), fs.ErrInvalid)
+	o, plural := r.Object, r.Kind()
+	if a.objects[plural] == nil {
+		return nil, "", fmt.Errorf("this agent knows no %s: %w", plural, fs.ErrInvalid)
 	}
-	of, err := await(ctx, in, func(p *pod) bool {
-		m := p.Metadata
-		return (o.UID == "" || o.UID == m.UID) && (o.Name == "" || o.Name == m.Name && o.Namespace == m.Namespace)
+	of, err := a.await(ctx, plural, o.UID, func(p *pod) bool {
+		return o.Name == "" || o.Name == p.Metadata.Name && o.Namespace == p.Metadata.Namespace
 	})
 	if err != nil {
 		return nil, "", err
 	}
 	ctx, _ = unixsocket.WithProcess(ctx, 0) // never an error
 	ctx, cancel := context.WithCancelCause(ctx)
-	go func() {
-		for ctx.Err() == nil {
-			changed := in.Keeper.News.Changed()
-			if _, there, known := in.Find(of.is); known && !there {
+	var p unixsocket.Process // no executable and no unit
+	if plural == "pods" {
+		p.Pod = of.Metadata.UID
+	}
+	c := caller{unixsocket.Peer{UID: math.MaxUint32, GID: math.MaxUint32}, // no user and no group
+		func() (unixsocket.Process, bool) { return p, true }, func() (pod, bool) {
+			now, there, _ := a.objects[plural].Find(of.Metadata.UID, nil)
+			if !there {
 				cancel(fs.ErrNotExist)
 			}
-			select {
-			case <-changed:
-			case <-ctx.Done():
+			if plural == "serviceaccounts" {
+				now.Metadata.Labels, now.Spec.Account = nil, now.Metadata.Name
 			}
-		}
-	}()
-	c := caller{Peer: unixsocket.Peer{UID: math.MaxUint32, GID: math.MaxUint32}} // no user and no group
-	c.pod = func() (pod, bool) {
-		now, there, _ := in.Find(of.is)
-		if in == a.accounts {
-			now.Metadata.Labels, now.Spec.Account = nil, now.Metadata.Name
-		}
-		return now, there
-	}
-	c.process = func() (p unixsocket.Process, ok bool) {
-		if in == a.pods {
-			p.Pod = of.Metadata.UID
-		}
-		return p, true
-	}
+			return now, there
+		}}
 	return context.WithValue(ctx, objectKey{}, c), of.Metadata.Namespace, nil
 }
-
-func (p pod) is(other *pod) bool { return p.Metadata.UID == other.Metadata.UID }
 
 // Broker returns the handler of the Broker API, and the agent's own identity with the trust bundles, for the TLS of its
 // server; nil without [Config].Broker. The file says what each broker may ask for. A broker names processes by PID,
@@ -145,11 +123,8 @@ func (a *Agent) Broker() (http.Handler, workloadserver.Provider) {
 	if one == nil {
 		return nil, nil
 	}
-	h, err := broker.NewHandler(a.workload, broker.Options{Resolve: a.find, Grant: func(id spiffe.ID) *broker.Grant {
+	h, _ := broker.NewHandler(a.workload, broker.Options{Resolve: a.find, Grant: func(id spiffe.ID) *broker.Grant {
 		return a.current.Load().brokers[id]
-	}})
-	if err != nil {
-		panic(err) // never: nothing is missing
-	}
+	}}) // never an error: nothing is missing
 	return h, one
 }

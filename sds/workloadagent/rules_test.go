@@ -29,6 +29,13 @@ const whole = `{
       ]
     },
     {"identities": [{"id": "spiffe://example.org/batch", "files": [{"folder": "/run/batch"}]}]}
+  ],
+  "brokers": [
+    {
+      "id": "spiffe://example.org/proxy", "references": ["pid", "pods", "serviceaccounts"], "namespaces": ["shop", "*"],
+      "audiences": ["db", "*"], "identities": ["spiffe://example.org/web", "spiffe://example.org/ns/*/sa/*", "*"]
+    },
+    {"id": "spiffe://example.org/csi", "references": ["pods"], "identities": ["spiffe://example.org/*"]}
   ]
 }`
 
@@ -101,6 +108,65 @@ func TestBadFile(t *testing.T) {
 	} {
 		assert.ErrorContains(t, workloadagent.Parse([]byte(data), exampleOrg), want, "%s", data)
 	}
+}
+
+// A bad broker is refused as every other mistake in the file is.
+func TestBadBroker(t *testing.T) {
+	t.Parallel()
+	one := func(members string) string { return "{\"brokers\": [\n{" + members + "}]}" }
+	const id, references, identities = `"id": "spiffe://example.org/proxy"`, `"references": ["pid"]`,
+		`"identities": ["spiffe://example.org/*"]`
+	const good = id + ", " + references + ", " + identities
+	const needsID, needsIDs = "line 2, column 1: a broker needs an id that no other has, and references",
+		"line 2, column 1: a broker needs identities: IDs, or all below a path with /* at its end: "
+	with := func(more string) string { return one(good + ",\n" + more) }
+	require.NoError(t, workloadagent.Parse([]byte(one(good)), exampleOrg))
+	for data, want := range map[string]string{
+		`{"brokers": {}}`: "line 1, column 13: brokers has to be a list, in " +
+			"brackets",
+		`{"brokers": ["proxy"]}`: "line 1, column 14: a broker has to be an object, in " +
+			"braces",
+		one(``):                            needsID,
+		one(references + `,` + identities): needsID,
+		one(id + `,` + identities):         needsID,
+		one(id + `,` + references):         needsIDs,
+		one(good + "},\n{" + good):         strings.Replace(needsID, "line 2", "line 3", 1),
+		one(good + ",\n" + id):             "line 3, column ",
+		with(`"reference": ["pid"]`):       `line 3, column 14: "reference" is not known here: a broker can have audiences, ` + "id, identities, namespaces, references",
+		with(`"namespaces": "shop"`): "line 3, column 15: namespaces has to be a list, in " +
+			"brackets",
+		with(`"namespaces": ["Shop"]`):     `line 3, column 16: one of namespaces is "Shop": want a namespace, or * for any`,
+		with(`"namespaces": ["shop*"]`):    "want a namespace, or * for any",
+		with(`"namespaces": [""]`):         "want a namespace, or * for any",
+		with(`"namespaces": ["a", 1]`):     "line 3, column 21: one of namespaces ",
+		with(`"audiences": "*"`):           "audiences has to be a list, in brackets",
+		with(`"audiences": [""]`):          `line 3, column 15: one of audiences is "": want a text in quotes that is not empty`,
+		one(`"id": "proxy",` + references): `line 2, column 8: id is "proxy": `,
+		one(`"id": "spiffe://example.org"`): "line 2, column 8: id is \"spiffe://example.org\": it " +
+			"names a trust domain: add the path",
+		one(`"id": "spiffe://other.test/p"`):              "this agent is for the trust domain example.org",
+		one(`"id": 7`):                                    `line 2, column 8: id is "": want a text in quotes`,
+		one(`"references": "pid"`):                        "references has to be a list, in brackets",
+		one(id + `, "references": [],` + identities):      needsID,
+		one(id + `, "references": ["pod"]`):               `one of references is "pod": want pid, pods or serviceaccounts`,
+		one(id + `, "references": ["*"]`):                 "want pid, pods or serviceaccounts",
+		one(id + `, "references": ["deployments.apps"]`):  "want pid, pods or serviceaccounts",
+		one(id + `, "references": ["PID"]`):               "want pid, pods or serviceaccounts",
+		one(id + `,` + references + `, "identities": []`): needsIDs,
+		one(id + `,` + references + `, "identities": [""]`): "one of identities is \"\": want a text in quotes " +
+			"that is not empty",
+		one(id + `,` + references + `, "identities": ["spiffe://example.org/a*"]`): needsIDs,
+		one(id + `,` + references + `, "identities": ["spiffe://*/web"]`):          needsIDs,
+		one(id + `,` + references + `, "identities": ["/web"]`):                    needsIDs,
+		one(id + `,` + references + `, "identities": ["*", "*"]`):                  needsIDs,
+		one(id + `,` + references + `, "identities": "*"`): "identities has to be a list, " +
+			"in brackets",
+	} {
+		assert.ErrorContains(t, workloadagent.Parse([]byte(data), exampleOrg), want, "%s", data)
+	}
+	require.ErrorContains(t, workloadagent.ParseWithoutBrokers([]byte("{\"brokers\": [\n{"+good+"}]}")),
+		"line 2, column 1: this agent serves no brokers, as workload-agent does with -broker: take them out")
+	require.NoError(t, workloadagent.ParseWithoutBrokers([]byte(`{"brokers": []}`)))
 }
 
 // A pod is met by all that a rule says of it, and by nothing less.

@@ -87,6 +87,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/kube"
+	"github.com/svidkit/svidkit/internal/kube/kubefollow"
 	"github.com/svidkit/svidkit/internal/lifecycle"
 	"github.com/svidkit/svidkit/internal/metrics"
 	"github.com/svidkit/svidkit/internal/peerkey"
@@ -157,8 +158,8 @@ type Agent struct {
 	secrets  *sds.Handler
 	mux      *http.ServeMux
 	metrics  metrics.Set
-	pods     *objects // of the node; nil without one
-	accounts *objects // nil without a node or brokers
+	objects  map[string]*kubefollow.Objects[pod] // by kind of reference; empty without a node
+	keeper   kubefollow.Keeper                   // of all of them
 
 	life    lifecycle.Life
 	wake    renew.Signal // for work: something changed
@@ -201,6 +202,12 @@ func New(cfg Config) (*Agent, error) {
 	a := &Agent{
 		redacted: redact.New("workloadagent.Agent(" + cfg.File + ")"), cfg: cfg,
 		log: ratelog.Patient(cfg.Logger), unproven: ratelog.New(cfg.Logger, 0), mux: http.NewServeMux(),
+		objects: map[string]*kubefollow.Objects[pod]{},
+		keeper: kubefollow.Keeper{
+			Name: "workloadagent", Log: ratelog.New(cfg.Logger, 0), Fails: "new pods get nothing by their namespaces",
+			Remedy: "bind a ClusterRole that may list and watch pods (and serviceaccounts, with brokers) to the " +
+				"service account of this program",
+		},
 	}
 	a.owner, _ = cfg.Source.(owner)
 	a.current.Store(new(rules))
@@ -215,9 +222,9 @@ func New(cfg Config) (*Agent, error) {
 		if err != nil {
 			return nil, fmt.Errorf("workloadagent: new: node %s: %w", cfg.Node, err)
 		}
-		a.pods = followObjects(api, &cfg, "pods", "Pod", url.Values{"fieldSelector": {"spec.nodeName=" + cfg.Node}})
+		a.follow(api, "pods", "Pod", url.Values{"fieldSelector": {"spec.nodeName=" + cfg.Node}})
 		if !cfg.Broker.IsZero() {
-			a.accounts = followObjects(api, &cfg, "serviceaccounts", "ServiceAccount", nil)
+			a.follow(api, "serviceaccounts", "ServiceAccount", nil)
 		}
 	}
 	a.file = follow.New([]string{cfg.File}, a.take,
@@ -316,14 +323,10 @@ func (a *Agent) work(ctx context.Context) error {
 	// first: a zero Agent panics here, where its caller can recover
 	defer a.cfg.Source.Subscribe(func(string) { a.wake.Notify() })()
 	wg.Go(func() { _ = a.file.Run(ctx) })
-	var news <-chan struct{} // of pods
-	if a.accounts != nil {
-		wg.Go(func() { a.accounts.Run(ctx) })
+	for _, o := range a.objects {
+		wg.Go(func() { o.Run(ctx) })
 	}
-	if a.pods != nil {
-		wg.Go(func() { a.pods.Run(ctx) })
-		news = a.pods.Keeper.News.Changed()
-	}
+	news := a.keeper.News.Changed()
 	writing := map[*filesink.Sink]bool{}
 	var bundles *spiffe.BundleSet
 	for ctx.Err() == nil {
@@ -340,8 +343,8 @@ func (a *Agent) work(ctx context.Context) error {
 		select {
 		case <-woken:
 		case <-changed:
-		case <-news: // a pod that is new, or has new labels, may have other identities
-			news = a.pods.Keeper.News.Changed()
+		case <-news: // a pod that is new, or has new labels, may have other identities, or an object has gone
+			news = a.keeper.News.Changed()
 			a.workload.Refresh()
 			a.secrets.Refresh()
 		case <-ctx.Done():
@@ -442,6 +445,7 @@ func (s tokenSource) Fetch(ctx context.Context, audience ...string) (string, err
 func (a *Agent) granted(ctx context.Context) (*rules, []grant) {
 	r := a.current.Load()
 	if c, ok := ctx.Value(objectKey{}).(caller); ok {
+		_, _ = c.pod() // notices that the object has gone
 		return r, r.granted(c)
 	}
 	peer, ok := unixsocket.PeerFromContext(ctx)
@@ -465,7 +469,7 @@ func (a *Agent) granted(ctx context.Context) (*rules, []grant) {
 		if !ok || p.Pod == "" {
 			return of, false
 		}
-		of, err := a.podOf(ctx, p.Pod)
+		of, err := a.await(ctx, "pods", p.Pod, anyPod)
 		return of, certain(err)
 	})})
 }
@@ -543,10 +547,11 @@ func (a *Agent) Report() report.Report {
 			r.Problems = append(r.Problems, err)
 		}
 	}
-	if a.pods != nil && a.pods.All() == nil {
-		r.Problems = append(r.Problems,
-			fmt.Errorf("the API server has not told of the pods of node %s yet: no pod gets anything by its "+
-				"namespace", a.cfg.Node))
+	for plural, o := range a.objects {
+		if _, _, known := o.Find("-", nil); !known {
+			r.Problems = append(r.Problems, fmt.Errorf("the API server has not told node %s of the %s yet: none gets "+
+				"anything by its namespace", a.cfg.Node, plural))
+		}
 	}
 	slices.SortFunc(r.Problems, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	r.Problems = r.Problems[:min(len(r.Problems), 10)]

@@ -59,11 +59,17 @@ type place struct {
 	manager         *secretcache.Manager
 	refused         atomic.Pointer[spiffe.ID] // by the CA
 	api             *kubetest.Server          // of the node; may be nil
+	brokers         []string                  // in the file
+	home            *spiffetest.CA            // of brokers, and of this agent
 }
 
 // write replaces the file.
 func (p *place) write(workloads ...string) {
-	p.raw(`{"workloads": [` + strings.Join(workloads, ",\n") + `]}`)
+	brokers := ""
+	if p.brokers != nil {
+		brokers = `"brokers": [` + strings.Join(p.brokers, ", ") + `],` + "\n"
+	}
+	p.raw(`{` + brokers + `"workloads": [` + strings.Join(workloads, ",\n") + `]}`)
 }
 
 func (p *place) raw(text string) {
@@ -139,12 +145,13 @@ func (p *place) client() *workloadapi.Client {
 }
 
 // updates are what a workload is told: the IDs with hints, or the error.
-func (p *place) updates() (<-chan *workloadapi.Update, <-chan error) {
+func (p *place) updates() (<-chan *workloadapi.Update, <-chan error) { return follow(p.t, p.client()) }
+
+func follow(t testing.TB, c *workloadapi.Client) (<-chan *workloadapi.Update, <-chan error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	updates, errs := make(chan *workloadapi.Update, 100), make(chan error, 100)
 	done := make(chan struct{})
-	p.t.Cleanup(func() { cancel(); <-done })
-	c := p.client()
+	t.Cleanup(func() { cancel(); <-done })
 	go func() {
 		defer close(done)
 		for u, err := range c.WatchX509SVIDs(ctx) {
@@ -516,6 +523,24 @@ func TestWorkload(t *testing.T) {
 	}
 }
 
+// controlGroup makes a control group, and returns the file by which processes come into it.
+func controlGroup(t *testing.T, name string) string {
+	t.Helper()
+	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/pids"} {
+		try := filepath.Join(root, name)
+		if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil || os.MkdirAll(try, 0o755) != nil {
+			continue
+		}
+		t.Cleanup(func() { _ = os.Remove(try) })
+		group := filepath.Join(try, "cgroup.procs")
+		if exec.CommandContext(t.Context(), "sh", "-c", "echo $$ > "+group).Run() == nil {
+			return group
+		}
+	}
+	t.Skip("no control groups can be made here")
+	return ""
+}
+
 // A process of a pod has what the API server says that its pod may have, from the moment that it says so. A pod of another node
 // is none.
 func TestPodsOfTheNode(t *testing.T) {
@@ -540,21 +565,7 @@ func TestPodsOfTheNode(t *testing.T) {
 	}
 	// start runs a process in a pod, and returns the lines that it prints.
 	start := func(uid string, updates int) *bufio.Scanner {
-		group := ""
-		for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/pids"} {
-			try := filepath.Join(root, "kubepods", "pod"+uid)
-			if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil || os.MkdirAll(try, 0o755) != nil {
-				continue
-			}
-			t.Cleanup(func() { _ = os.Remove(try) })
-			if group = filepath.Join(try, "cgroup.procs"); exec.CommandContext(t.Context(), "sh", "-c", "echo $$ > "+group).Run() == nil {
-				break
-			}
-			group = ""
-		}
-		if group == "" {
-			t.Skip("no control groups can be made here")
-		}
+		group := controlGroup(t, "kubepods/pod"+uid)
 		ctx, cancel := context.WithTimeout(t.Context(), 2*passing)
 		t.Cleanup(cancel)
 		cmd := exec.CommandContext(ctx, "sh", "-c", "echo $$ > "+group+" && exec "+os.Args[0]+" -test.run='^TestWorkload$' -test.v=false")
@@ -611,7 +622,7 @@ func TestNoRightToPods(t *testing.T) {
 	for _, err := range p.agent.Report().Problems {
 		problems = append(problems, err.Error())
 	}
-	assert.Contains(t, strings.Join(problems, "\n"), "the API server has not told of the pods of node node-a yet")
+	assert.Contains(t, strings.Join(problems, "\n"), "the API server has not told node node-a of the pods yet")
 }
 
 // A process has the identities of the rules that it meets in all they name: its user, its program, and its control group.

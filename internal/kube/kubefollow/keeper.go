@@ -115,16 +115,19 @@ func (o *Objects[T]) Run(ctx context.Context) {
 	o.Follower.Run(ctx)
 }
 
-// Find returns an object that match accepts, and whether there is one. known is false until the first list is complete.
-func (o *Objects[T]) Find(match func(*T) bool) (item T, found, known bool) {
+// Find returns the object with a key or, if the key is empty, one that match accepts. known is false until the first
+// list is complete.
+func (o *Objects[T]) Find(key string, match func(*T) bool) (item T, found, known bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, item := range o.present {
-		if match(&item) {
-			return item, true, true
+	if item, found = o.present[key]; key == "" {
+		for _, item = range o.present {
+			if match(&item) {
+				return item, true, true
+			}
 		}
 	}
-	return item, false, o.present != nil
+	return item, found, o.present != nil
 }
 
 // All returns a copy of the objects; nil until the first list is complete.

@@ -9,8 +9,8 @@
 // functions of the test answer.
 //
 // Tests inject faults with [Server.Latency], [Server.FailNext] and [Server.Faults]. Resources are secrets,
-// configmaps, pods, certificatesigningrequests, podcertificaterequests and clustertrustbundles. There is no
-// admission and no RBAC, and namespaces need not exist.
+// configmaps, pods, serviceaccounts, certificatesigningrequests, podcertificaterequests and
+// clustertrustbundles. There is no admission and no RBAC, and namespaces need not exist.
 package kubetest
 
 import (

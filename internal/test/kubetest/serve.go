@@ -41,6 +41,7 @@ var resources = []*resource{
 	{version: "v1", plural: "namespaces", kind: "Namespace"},
 	{version: "v1", plural: "configmaps", kind: "ConfigMap", namespaced: true},
 	{version: "v1", plural: "events", kind: "Event", namespaced: true, fields: []string{"reason", "type"}},
+	{version: "v1", plural: "serviceaccounts", kind: "ServiceAccount", namespaced: true},
 	{version: "v1", plural: "pods", kind: "Pod", namespaced: true,
 		fields: []string{"spec.nodeName", "spec.serviceAccountName", "status.phase"}},
 	{

@@ -112,7 +112,8 @@ func (r Reference) String() string {
 	if r.Object == (Object{}) {
 		return fmt.Sprintf("pid %d", r.PID)
 	}
-	return fmt.Sprintf("%s %+q", r.Kind(), r.Object)
+	o := r.Object
+	return fmt.Sprintf("%s %q in namespace %q with UID %q", r.Kind(), o.Name, o.Namespace, o.UID)
 }
 
 var (
