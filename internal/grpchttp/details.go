@@ -43,10 +43,7 @@ func setDetails(h http.Header, prefix string, e *Error) {
 			})
 		}
 		if e.Reason != "" {
-			w.Any(3, errorInfo, func(w *protofield.Writer) {
-				w.Text(1, e.Reason)
-				w.Text(2, errorDomain)
-			})
+			w.Any(3, errorInfo, func(w *protofield.Writer) { w.Texts(e.Reason, errorDomain) })
 		}
 	})
 	if err == nil { // never fails: its texts are UTF-8

@@ -268,13 +268,11 @@ func (w *Writer) Message(n Number, write func(*Writer)) {
 	w.AddBytes(n, inner.b)
 }
 
-// Texts adds an embedded message whose fields, from 1 on, are strings; empty ones are omitted.
-func (w *Writer) Texts(n Number, texts ...string) {
-	w.Message(n, func(w *Writer) {
-		for i, s := range texts {
-			w.Text(Number(i+1), s)
-		}
-	})
+// Texts adds strings as the fields from 1 on, unless they are empty.
+func (w *Writer) Texts(texts ...string) {
+	for i, s := range texts {
+		w.Text(Number(i+1), s)
+	}
 }
 
 // Any adds an embedded google.protobuf.Any with the message that write writes.

@@ -48,7 +48,7 @@ func (a *Agent) await(ctx context.Context, plural, uid string, match func(*pod) 
 	for {
 		changed := a.keeper.News.Changed()
 		of, found, known := a.objects[plural].Find(uid, match)
-		if found && match(&of) {
+		if found && (match == nil || match(&of)) {
 			return of, nil
 		}
 		select {
@@ -63,8 +63,6 @@ func (a *Agent) await(ctx context.Context, plural, uid string, match func(*pod) 
 	}
 }
 
-func anyPod(*pod) bool { return true }
-
 type objectKey struct{}
 
 // find finds the workload that a broker names, as [broker.Options] describes it. The context of an object has it as a
@@ -78,7 +76,7 @@ func (a *Agent) find(ctx context.Context, r broker.Reference) (context.Context, 
 		var of pod
 		p, err := unixsocket.ProcessFromContext(ctx)
 		if err == nil && p.Pod != "" {
-			if of, err = a.await(ctx, "pods", p.Pod, anyPod); errors.Is(err, fs.ErrNotExist) { // such as a static pod
+			if of, err = a.await(ctx, "pods", p.Pod, nil); errors.Is(err, fs.ErrNotExist) { // such as a static pod
 				err = nil
 			}
 		}
@@ -114,8 +112,8 @@ func (a *Agent) find(ctx context.Context, r broker.Reference) (context.Context, 
 	return context.WithValue(ctx, objectKey{}, c), of.Metadata.Namespace, nil
 }
 
-// Broker returns the handler of the Broker API, and the agent's own identity with the trust bundles, for the TLS of its
-// server; nil without [Config].Broker. The file says what each broker may ask for. A broker names processes by PID,
+// Broker returns the handler of the Broker API, and the agent's own identity with the trust bundles, for the TLS of
+// its server; nil without [Config].Broker. The file says what each broker may ask for. A broker names processes by PID,
 // and in a cluster pods of the node and service accounts, which have the identities of the workloads whose selectors
 // they meet: a pod has no user, executable or unit, and an account no labels either.
 func (a *Agent) Broker() (http.Handler, workloadserver.Provider) {

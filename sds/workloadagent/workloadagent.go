@@ -469,7 +469,7 @@ func (a *Agent) granted(ctx context.Context) (*rules, []grant) {
 		if !ok || p.Pod == "" {
 			return of, false
 		}
-		of, err := a.await(ctx, "pods", p.Pod, anyPod)
+		of, err := a.await(ctx, "pods", p.Pod, nil)
 		return of, certain(err)
 	})})
 }

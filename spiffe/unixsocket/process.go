@@ -123,11 +123,11 @@ type found struct {
 }
 
 func (f found) is(pid int32) bool {
-	ended := f.Ended()
-	if ended {
+	if f.Ended() {
 		f.end()
+		return false
 	}
-	return !ended && pid == f.PID
+	return pid == f.PID
 }
 
 // effective returns the second of the IDs in a line of /proc/PID/status.

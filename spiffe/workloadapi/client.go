@@ -3,7 +3,6 @@ package workloadapi
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"iter"
 	"math/rand/v2"
@@ -53,11 +52,7 @@ func NewClient(address string, via *http.Client) (*Client, error) {
 }
 
 func parseAddress(s string) (workloadwire.Address, error) {
-	a, err := workloadwire.ParseAddress(s, SocketEnv, nil)
-	if err != nil {
-		return a, fmt.Errorf("workloadapi: %w", err)
-	}
-	return a, nil
+	return workloadwire.ParseAddress("workloadapi", s, SocketEnv, nil)
 }
 
 // httpClient returns a client that speaks HTTP/2 without TLS to a, whatever the URL says. open tracks its connections.

@@ -34,8 +34,8 @@
 //
 // When a stream that delivered a response ends, the next one starts at once. After that the waits between attempts
 // grow, with jitter, up to 5 seconds and up to 4 % of the remaining life of the identities. So an outage of 45 % of a
-// lifetime costs no identity, whenever it begins. If nothing listens at a Unix socket, the wait ends within a quarter of
-// a second once something does. If the server names a time, the client obeys. InvalidArgument and Unimplemented are
+// lifetime costs no identity, whenever it begins. If nothing listens at a Unix socket, the wait ends within a quarter
+// of a second once something does. If the server names a time, the client obeys. InvalidArgument and Unimplemented are
 // final: Run returns the error.
 //
 // # What it does not do

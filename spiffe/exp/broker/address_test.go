@@ -18,7 +18,7 @@ import (
 // The address of a Broker API may have a DNS name; in all else it is like that of a Workload API.
 func TestAddressNames(t *testing.T) {
 	t.Parallel()
-	plain := func(s string) (workloadwire.Address, error) { return workloadwire.ParseAddress(s, "X", nil) }
+	plain := func(s string) (workloadwire.Address, error) { return workloadwire.ParseAddress("x", s, "X", nil) }
 	names := map[string]string{
 		"tcp://localhost:8000": "localhost:8000", "tcp://api.example.org:8000": "api.example.org:8000",
 		"tcp://BROKER.Example.com:8443": "broker.example.com:8443", "tcp://broker.:1": "broker.:1",

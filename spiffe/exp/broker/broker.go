@@ -1,7 +1,8 @@
 // Package broker speaks the SPIFFE Broker API, by which a trusted component of the infrastructure gets the identities
 // of workloads that it represents: a proxy that ends TLS for all workloads of a node, a CSI driver, a deployment tool.
 // It implements the SPIFFE Broker API and the SPIFFE Broker Endpoint as of revision
-// 665a28f3253ecdce59f26f3ef29c0d6408b37c3d of the standards. They are Incubating: if they change, so will this package.
+// 665a28f3253ecdce59f26f3ef29c0d6408b37c3d of the standards. They are Incubating: if they change, so will this
+// package.
 //
 // The component is the broker. It names a workload by a [Reference], and gets a source of the workload's identities,
 // which renews them until the workload ends:
@@ -133,11 +134,9 @@ func (r Reference) check() error {
 		return nil
 	case o.Name == "" && (o.UID == "" || o.Namespace != ""):
 		return errors.New("an object has a name or a UID, and a namespace only beside a name")
-	case !nameForm.MatchString(o.Plural) || !nameForm.MatchString(o.Group):
-		return errors.New(`the type of an object has a plural and a group, which is "core" for pods`)
-	case !nameForm.MatchString(cmp.Or(o.Namespace, "none")) || !nameForm.MatchString(cmp.Or(o.Name, "none")) ||
-		!uidForm.MatchString(o.UID):
-		return errors.New("the namespace, the name or the UID is none of Kubernetes")
+	case !nameForm.MatchString(o.Plural) || !nameForm.MatchString(o.Group) || !uidForm.MatchString(o.UID) ||
+		!nameForm.MatchString(cmp.Or(o.Namespace, "none")) || !nameForm.MatchString(cmp.Or(o.Name, "none")):
+		return errors.New(`the plural, group ("core" for pods), namespace, name or UID is none of Kubernetes`)
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ type Client struct {
 func NewClient(address string, endpoint *spiffetls.Endpoint) (*Client, error) {
 	at, err := parseAddress(address)
 	if err != nil {
-		return nil, fmt.Errorf("broker: %w", err)
+		return nil, err
 	}
 	c := &Client{at: at, endpoint: endpoint}
 	c.dial = c.open.Dial((&net.Dialer{Timeout: 30 * time.Second}).DialContext)
@@ -54,7 +54,7 @@ func NewClient(address string, endpoint *spiffetls.Endpoint) (*Client, error) {
 }
 
 func parseAddress(s string) (workloadwire.Address, error) {
-	return workloadwire.ParseAddress(s, SocketEnv, hostForm.MatchString)
+	return workloadwire.ParseAddress("broker", s, SocketEnv, hostForm.MatchString)
 }
 
 // renew replaces a transport, whose connection has proved an identity that the server does not accept any more.
@@ -127,9 +127,6 @@ func (w *workload) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.RoundTrip(r)
 }
 
-// CloseIdleConnections does nothing: other workloads use the connection.
-func (w *workload) CloseIdleConnections() {}
-
 // Request adds the reference. The other fields of a request have the numbers of the Workload API plus one.
 func (w *workload) Request(name string, message []byte) (string, http.Header, []byte, error) {
 	method, known := methods[name]
@@ -177,9 +174,9 @@ func (r Reference) write(w *protofield.Writer) {
 		}
 		o := r.Object
 		w.Any(1, typeObject, func(w *protofield.Writer) {
-			w.Texts(1, o.Plural, o.Group)
+			w.Message(1, func(w *protofield.Writer) { w.Texts(o.Plural, o.Group) })
 			if o.Name != "" {
-				w.Texts(2, o.Namespace, o.Name)
+				w.Message(2, func(w *protofield.Writer) { w.Texts(o.Namespace, o.Name) })
 			}
 			w.Text(3, o.UID)
 		})

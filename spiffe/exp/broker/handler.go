@@ -133,8 +133,6 @@ type call struct {
 	namespace string // of the workload
 }
 
-var _ workloadwire.Front = (*call)(nil)
-
 func unauthenticated(why string) *grpchttp.Error {
 	return grpchttp.Errorf(grpchttp.Unauthenticated, "broker: the client is not authenticated: %s", why)
 }
@@ -250,10 +248,8 @@ func readReference(f *protofield.Field) (r Reference, err error) {
 				f.Text(&o.UID)
 			}
 		})
-	case "":
-		err = errors.New("there is no reference to a workload")
 	default:
-		err = errors.New("the server does not know this type of references")
+		err = fmt.Errorf("the server knows no references of the type %.100q", url)
 	}
 	return r, cmp.Or(err, r.check())
 }

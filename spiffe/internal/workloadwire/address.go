@@ -24,17 +24,17 @@ func (a Address) String() string {
 	return (&url.URL{Scheme: "unix", Path: "/" + strings.TrimPrefix(a.Target, "/")}).String()
 }
 
-// ParseAddress parses the value of the environment variable env: the address of a Workload API in the form of the
+// ParseAddress parses for a package the value of the environment variable env: the address of a Workload API in the form of the
 // SPIFFE Workload Endpoint standard, section 4, or with isName that of a Broker API (SPIFFE Broker Endpoint, section 4).
 // The scheme may be in upper case, and the path percent-encoded, as in any URI. Without isName, host names are refused:
 // unlike an IP address, a name does not say which network protects the server. The error suggests a valid address of a
 // socket if it is clear which one was meant.
-func ParseAddress(s, env string, isName func(host string) bool) (Address, error) {
+func ParseAddress(pkg, s, env string, isName func(host string) bool) (Address, error) {
 	a, err := readAddress(s, env, isName)
 	if err == nil {
 		return a, nil
 	}
-	err = fmt.Errorf("address %q: %w", redact.Clip(s, 128), err)
+	err = fmt.Errorf("%s: address %q: %w", pkg, redact.Clip(s, 128), err)
 	if corrected := correctAddress(s); corrected != "" {
 		err = fmt.Errorf("%w; write %s", err, corrected)
 	}

@@ -301,9 +301,5 @@ func ReadTexts(data []byte, to ...*string) error {
 
 // WriteTexts returns a message that [ReadTexts] reads.
 func WriteTexts(texts ...string) ([]byte, error) {
-	return protofield.Write(func(w *protofield.Writer) {
-		for i, s := range texts {
-			w.Text(protofield.Number(i+1), s)
-		}
-	})
+	return protofield.Write(func(w *protofield.Writer) { w.Texts(texts...) })
 }
