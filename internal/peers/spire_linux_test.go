@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -116,14 +117,16 @@ func (o *outages) until(what string, ok func(*workload) bool) {
 func (o *outages) rotate() (revoke func()) {
 	t, s := o.t, o.s
 	old := must.Get(o.workloads[0].SVID())(t).Leaf().AuthorityKeyId
-	seen := func(n int) func(w *workload) bool {
-		return func(w *workload) bool { return len(authorities(must.Get(w.Bundle(s.TrustDomain))(t))) == n }
+	roots := func(n int) func(w *workload) bool {
+		return func(w *workload) bool {
+			return len(slices.Collect(must.Get(w.Bundle(s.TrustDomain))(t).X509Authorities())) == n
+		}
 	}
 	for _, step := range []string{"prepare", "activate"} {
 		for _, kind := range []string{"x509", "jwt"} {
 			s.LocalAuthority(t, kind, step)
 		}
-		o.until("the new root and key", seen(4))
+		o.until("both roots", roots(2))
 	}
 	return func() {
 		o.until("certificates of the new root", func(w *workload) bool {
@@ -131,7 +134,7 @@ func (o *outages) rotate() (revoke func()) {
 		})
 		s.LocalAuthority(t, "x509", "taint")
 		s.LocalAuthority(t, "x509", "revoke")
-		o.until("without the old root", seen(3))
+		o.until("without the old root", roots(1))
 	}
 }
 
@@ -140,7 +143,7 @@ func (o *outages) rotate() (revoke func()) {
 // and the CA is replaced. The source of go-spiffe does the same beside, and does not fail the test.
 func TestSPIREOutages(t *testing.T) {
 	t.Parallel()
-	s := peers.NewSPIRE(t, peers.SPIREOptions{CATTL: 10 * time.Minute})
+	s := peers.NewSPIRE(t, peers.SPIREOptions{CATTL: 3 * time.Hour})
 	// The agent gives out a token that it has until half of its life is over, and the cache asks again when half of what
 	// is then left is over: a quarter, less a tenth, must be longer than an outage.
 	s.Register(t, "/web", "-jwtSVIDTTL", "150")
@@ -175,16 +178,19 @@ func TestSPIREOutages(t *testing.T) {
 	}
 	judge := beat(ctx, &all, "handshakes of go-spiffe", func() error { return handshake(peerClient, peerServer) })
 
-	revoke := o.rotate() // later ones come with the age of the CA
+	// The CA does not rotate by its age, as an agent that is killed and was away when the server prepared a CA has not
+	// stored it: after a second kill it trusts the server no more.
 	for begin, round := time.Now(), 0; round == 0 || *long && time.Since(begin) < 30*time.Minute; round++ {
+		revoke := func() {}
+		if round%3 == 0 {
+			revoke = o.rotate()
+		}
 		o.outage(func() { s.Agent.Signal(t, syscall.SIGSTOP) }, func() { s.Agent.Signal(t, syscall.SIGCONT) })
 		s.Server.Kill()
 		time.Sleep(rand.N(2 * time.Second))
 		s.StartServer(t)
 		o.outage(s.Agent.Kill, func() { s.StartAgent(t) })
-		if round == 0 {
-			revoke()
-		}
+		revoke()
 	}
 	cancel()
 	all.Wait()
