@@ -476,7 +476,7 @@ func testInstalled(t *testing.T, c *cluster) {
 		{"athenz-provider", "namespace", "athenz-callback", append(athenz, "zts-name=zts.example.cloud", "node-names=k8s.admin.k8s-node"), "", 3, useProvider},
 		{"athenz-agent", "namespace", "athenz-agent", append(athenz, "signing=https://athenz-callback.k8s-admin.svc:4444"), "", 1, useKubelet},
 		{"workload-agent", "ca-namespace", "ca", nil, "-ca-nodes", 2, useNodes},
-		{"workload-agent", "namespace", "workload-agent", nil, "-workload-agent", 4, usePods},
+		{"workload-agent", "namespace", "workload-agent", nil, "-workload-agent", 2, usePods},
 	} {
 		for i := -1; i < p.rights; i++ {
 			namespace := fmt.Sprint("installed-", p.program, "-", p.account, "-", i+1)
@@ -589,11 +589,11 @@ func useKubelet(t *testing.T, c *cluster, namespace string, _ []*manifestObject)
 	return nil
 }
 
-// usePods lists and watches the pods of a node and, for brokers, the service accounts, as the agent does.
+// usePods lists and watches the pods of a node, as the agent does.
 func usePods(t *testing.T, c *cluster, namespace string, _ []*manifestObject) error {
 	client := c.ClientOf(t, namespace, "workload-agent")
-	const pods, accounts, watch = "pods?fieldSelector=spec.nodeName%3Dnode-a", "serviceaccounts?", "&watch=true&timeoutSeconds=1"
-	for _, path := range []string{pods, pods + watch, accounts, accounts + watch} {
+	const pods = "pods?fieldSelector=spec.nodeName%3Dnode-a"
+	for _, path := range []string{pods, pods + "&watch=true&timeoutSeconds=1"} {
 		answer := must.Get(client.Get(c.URL + "/api/v1/" + path))(t)
 		said, err := io.ReadAll(answer.Body)
 		require.NoError(t, errors.Join(err, answer.Body.Close()))

@@ -85,7 +85,7 @@ func TestFloors(t *testing.T) {
 			below, ok := floor[strings.TrimPrefix(imp, module+"/")]
 			if ok && at != exp && at != kits {
 				assert.GreaterOrEqual(t, below, at, "%s, of the %s, imports %s, of the %s", name, floors[at].id, imp, floors[below].id)
-				assert.Less(t, below, exp, "%s imports %s", name, imp)
+				assert.True(t, below < exp || below == exp && at == systems, "%s imports %s", name, imp) // best effort, too
 			}
 		}
 	}
