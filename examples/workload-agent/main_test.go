@@ -212,7 +212,9 @@ func TestBrokers(t *testing.T) {
 			dir := must.Get(os.MkdirTemp("", "broker"))(t) // short, for the sockets
 			t.Cleanup(func() { _ = os.RemoveAll(dir) })
 			rule := func(executable, path string) string {
-				return fmt.Sprintf(`{"match": {"uid": %d, "executable": %q}, "identities": [{"id": "spiffe://example.org%s", "audiences": ["*"]}]}`, os.Getuid(), executable, path)
+				return fmt.Sprintf(`{"match": {"uid": %d, "executable": %q}, `+
+					`"identities": [{"id": "spiffe://example.org%s", "audiences": ["*"]}]}`,
+					os.Getuid(), executable, path)
 			}
 			config := filepath.Join(dir, "workloads.json")
 			require.NoError(t, os.WriteFile(config,

@@ -592,7 +592,8 @@ func useKubelet(t *testing.T, c *cluster, namespace string, _ []*manifestObject)
 // usePods lists and watches the pods of a node and, for brokers, the service accounts, as the agent does.
 func usePods(t *testing.T, c *cluster, namespace string, _ []*manifestObject) error {
 	client := c.ClientOf(t, namespace, "workload-agent")
-	const pods, accounts, watch = "pods?fieldSelector=spec.nodeName%3Dnode-a", "serviceaccounts?", "&watch=true&timeoutSeconds=1"
+	const pods, accounts = "pods?fieldSelector=spec.nodeName%3Dnode-a", "serviceaccounts?"
+	const watch = "&watch=true&timeoutSeconds=1"
 	for _, path := range []string{pods, pods + watch, accounts, accounts + watch} {
 		answer := must.Get(client.Get(c.URL + "/api/v1/" + path))(t)
 		said, err := io.ReadAll(answer.Body)
