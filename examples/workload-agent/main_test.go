@@ -58,7 +58,7 @@ func TestExitCodes(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "good.json"), []byte("{}"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "brokers.json"), []byte("{\n\"brokers\": [{}]}"), 0o600))
 	made := "-trust-domain example.org -ca dir:" + dir + "/ca -ca-option create=true -admin= -socket " + dir + "/s -file "
-	served := made + dir + "/good.json -broker-id spiffe://example.org/agent -broker "
+	served := made + dir + "/good.json -for 10s -broker-id spiffe://example.org/agent -broker "
 	for _, c := range []struct {
 		args, out, errOut string
 		code              int
@@ -207,14 +207,19 @@ func TestBrokers(t *testing.T) {
 	for _, network := range []string{"unix", "tcp"} {
 		t.Run(network, func(t *testing.T) {
 			t.Parallel()
+			ctx, cancel := context.WithTimeout(t.Context(), 2*passing)
+			defer cancel()
 			dir := must.Get(os.MkdirTemp("", "broker"))(t) // short, for the sockets
 			t.Cleanup(func() { _ = os.RemoveAll(dir) })
 			rule := func(executable, path string) string {
-				return fmt.Sprintf(`{"match": {"uid": %d, "executable": %q}, "identities": [{"id": "spiffe://example.org%s", "audiences": ["*"]}]}`, os.Getuid(), executable, path)
+				return fmt.Sprintf(`{"match": {"uid": %d, "executable": %q}, `+
+					`"identities": [{"id": "spiffe://example.org%s", "audiences": ["*"]}]}`,
+					os.Getuid(), executable, path)
 			}
 			config := filepath.Join(dir, "workloads.json")
 			require.NoError(t, os.WriteFile(config,
-				[]byte(`{"brokers": [{"id": "spiffe://example.org/proxy", "references": ["pid", "pods"], "audiences": ["db"], `+
+				[]byte(`{"brokers": [{"id": "spiffe://example.org/proxy", "references": ["pid", "pods"], `+
+					`"audiences": ["db"], `+
 					`"identities": ["spiffe://example.org/*"]}], "workloads": [`+rule(this, "/proxy")+", "+rule(sleep,
 					"/sleep")+"]}"), 0o600))
 			at := map[string]string{"unix": "unix://" + filepath.Join(dir, "b.sock"),
@@ -226,7 +231,7 @@ func TestBrokers(t *testing.T) {
 					"agent.sock"), "-admin=", "-broker", at, "-broker-id", agent.String())
 			address := strings.TrimPrefix(p.Addr("broker"), broker.SocketEnv+"=")
 			p.Addr("ready")
-			own := must.Get(workloadapi.Start(t.Context(), workloadapi.Config{Address: "unix://" +
+			own := must.Get(workloadapi.Start(ctx, workloadapi.Config{Address: "unix://" +
 				filepath.Join(dir, "agent.sock")}))(t)
 			defer own.Close()
 			require.Len(t, own.SVIDs(), 1, "and not the agent's")
@@ -240,11 +245,11 @@ func TestBrokers(t *testing.T) {
 			pod := broker.Reference{Object: broker.Object{Plural: "pods", Group: "core", Namespace: "shop",
 				Name: "cart"}}
 			for server, want := range map[spiffe.ID]string{agent: "this agent knows no pods",
-				spiffe.MustParseID("spiffe://example.org/other"): "not in the policy"} {
+				spiffe.MustParseID("spiffe://example.org/other"): "the server is refused: verify peer"} {
 				w := must.Get(client(server).For(pod))(t)
-				assert.ErrorContains(t, must.Err(w.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "db")), want)
+				assert.ErrorContains(t, must.Err(w.FetchJWTSVIDs(ctx, spiffe.ID{}, "db")), want)
 			}
-			cmd := exec.CommandContext(t.Context(), sleep, "1000")
+			cmd := exec.CommandContext(ctx, sleep, "1000")
 			require.NoError(t, cmd.Start())
 			defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
 			process := broker.Reference{PID: int32(cmd.Process.Pid)}
@@ -256,11 +261,11 @@ func TestBrokers(t *testing.T) {
 			w := must.Get(client(agent).For(process))(t)
 			src := must.Get(workloadapi.New(workloadapi.Config{Client: w}))(t)
 			ran := make(chan error, 1)
-			go func() { ran <- src.Run(t.Context()) }()
-			require.NoError(t, src.Ready(t.Context()))
+			go func() { ran <- src.Run(ctx) }()
+			require.NoError(t, src.Ready(ctx))
 			assert.Equal(t, "spiffe://example.org/sleep", must.Get(src.SVID())(t).ID().String())
-			must.Get(w.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "db"))(t)
-			require.ErrorIs(t, must.Err(w.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "bank")), workloadapi.ErrDenied)
+			must.Get(w.FetchJWTSVIDs(ctx, spiffe.ID{}, "db"))(t)
+			require.ErrorIs(t, must.Err(w.FetchJWTSVIDs(ctx, spiffe.ID{}, "bank")), workloadapi.ErrDenied)
 			require.NoError(t, cmd.Process.Kill())
 			require.ErrorIs(t, <-ran, broker.ErrEnded)
 			require.ErrorIs(t, must.Err(src.SVID()), spiffe.ErrNotReady)

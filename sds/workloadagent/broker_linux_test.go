@@ -140,7 +140,7 @@ func (p *place) uid(object string) string {
 	return o.Metadata.UID
 }
 
-// object returns the reference that a text has: the kind, the namespace with the name, or -, and the UID, which may be missing.
+// object returns the reference that a text has: the kind, the namespace with the name, or -, and the UID, if any.
 func object(text ...string) broker.Reference {
 	var o broker.Object
 	var name string
@@ -196,16 +196,16 @@ func TestBrokerNamesObjects(t *testing.T) {
 	const ofPod, ofAccount, missing, denied = "/shop /cart /gold /pod", "/shop /cart", "not_found", "permission_denied"
 	for text, want := range map[string]string{
 		"/proxy pods shop/cart": ofPod, "/proxy pods - " + pod: ofPod, "/proxy pods shop/cart " + pod: ofPod,
-		"/proxy pods shop/plain": "/shop /default", "/proxy pods none/cart": denied, "/proxy pods shop/card": missing,
-		"/proxy pods shop/cart " + plain: missing, "/proxy pods none/cart " + pod: missing, "/proxy pods /cart": missing,
+		"/proxy pods shop/plain": "/shop /default", "/proxy pods none/cart": denied, "/proxy pods /cart": missing,
+		"/proxy pods shop/cart " + plain: missing, "/proxy pods none/cart " + pod: missing,
 		"/proxy pods shop/cart 6f9c7a34-2a49-4a8e-8f6c-2d7b6f0a1c22": missing, "/proxy pods - " + account: missing,
 		"/proxy pods shop/far": missing, "/pods pods - " + far: missing, // of another node
 		"/proxy serviceaccounts shop/cart": ofAccount, "/proxy serviceaccounts - " + account: ofAccount,
-		"/proxy serviceaccounts shop/cart " + account: ofAccount, "/proxy serviceaccounts shop/default": "/shop /default",
-		"/proxy serviceaccounts - " + pod: missing, "/proxy serviceaccounts shop/plain": missing,
+		"/proxy serviceaccounts shop/cart " + account: ofAccount, "/pods serviceaccounts shop/cart": denied,
+		"/proxy serviceaccounts - " + pod: missing, "/proxy pods shop/card": missing,
 		"/proxy pods bank/till": denied, "/proxy pods - " + till: denied, "/pods pods - " + till: "/bank",
 		"/nowhere pods - " + pod: denied, "/narrow pods shop/cart": "/cart", "/narrow pods shop/plain": denied,
-		"/pods serviceaccounts shop/cart": denied, "/proxy deployments.apps shop/cart": denied,
+		"/proxy serviceaccounts shop/default": "/shop /default", "/proxy deployments.apps shop/cart": denied,
 		"/proxy pods.metrics.k8s.io shop/cart": denied, "/proxy": denied, // by PID
 		"/other pods shop/cart": denied, "/agent pods shop/cart": denied,
 	} {

@@ -32,8 +32,9 @@ const whole = `{
   ],
   "brokers": [
     {
-      "id": "spiffe://example.org/proxy", "references": ["pid", "pods", "serviceaccounts"], "namespaces": ["shop", "*"],
-      "audiences": ["db", "*"], "identities": ["spiffe://example.org/web", "spiffe://example.org/ns/*/sa/*", "*"]
+      "id": "spiffe://example.org/proxy", "references": ["pid", "pods", "serviceaccounts"],
+      "namespaces": ["shop", "*"], "audiences": ["db", "*"],
+      "identities": ["spiffe://example.org/web", "spiffe://example.org/ns/*/sa/*", "*"]
     },
     {"id": "spiffe://example.org/csi", "references": ["pods"], "identities": ["spiffe://example.org/*"]}
   ]
@@ -132,15 +133,16 @@ func TestBadBroker(t *testing.T) {
 		one(id + `,` + references):         needsIDs,
 		one(good + "},\n{" + good):         strings.Replace(needsID, "line 2", "line 3", 1),
 		one(good + ",\n" + id):             "line 3, column ",
-		with(`"reference": ["pid"]`):       `line 3, column 14: "reference" is not known here: a broker can have audiences, ` + "id, identities, namespaces, references",
+		with(`"reference": ["pid"]`): `line 3, column 14: "reference" is not known here: a broker can have ` +
+			"audiences, id, identities, namespaces, references",
 		with(`"namespaces": "shop"`): "line 3, column 15: namespaces has to be a list, in " +
 			"brackets",
-		with(`"namespaces": ["Shop"]`):     `line 3, column 16: one of namespaces is "Shop": want a namespace, or * for any`,
+		with(`"namespaces": ["Shop"]`):     `line 3, column 16: one of namespaces is "Shop": want a namespace`,
 		with(`"namespaces": ["shop*"]`):    "want a namespace, or * for any",
 		with(`"namespaces": [""]`):         "want a namespace, or * for any",
 		with(`"namespaces": ["a", 1]`):     "line 3, column 21: one of namespaces ",
 		with(`"audiences": "*"`):           "audiences has to be a list, in brackets",
-		with(`"audiences": [""]`):          `line 3, column 15: one of audiences is "": want a text in quotes that is not empty`,
+		with(`"audiences": [""]`):          `line 3, column 15: one of audiences is "": want a text in quotes`,
 		one(`"id": "proxy",` + references): `line 2, column 8: id is "proxy": `,
 		one(`"id": "spiffe://example.org"`): "line 2, column 8: id is \"spiffe://example.org\": it " +
 			"names a trust domain: add the path",
@@ -148,7 +150,7 @@ func TestBadBroker(t *testing.T) {
 		one(`"id": 7`):                                    `line 2, column 8: id is "": want a text in quotes`,
 		one(`"references": "pid"`):                        "references has to be a list, in brackets",
 		one(id + `, "references": [],` + identities):      needsID,
-		one(id + `, "references": ["pod"]`):               `one of references is "pod": want pid, pods or serviceaccounts`,
+		one(id + `, "references": ["pod"]`):               `one of references is "pod": want pid, pods or`,
 		one(id + `, "references": ["*"]`):                 "want pid, pods or serviceaccounts",
 		one(id + `, "references": ["deployments.apps"]`):  "want pid, pods or serviceaccounts",
 		one(id + `, "references": ["PID"]`):               "want pid, pods or serviceaccounts",
