@@ -79,11 +79,11 @@ func peerOf(name string) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &peer{filepath.Join(name+"-"+sum, name), func(path string) error {
-		cgo := "CGO_ENABLED=0"
-		if name == "spire-server" {
-			cgo = "CGO_ENABLED=1" // its database, SQLite, is in C
-		}
+	dir, cgo := name+"-"+sum, "CGO_ENABLED=0"
+	if name == "spire-server" {
+		dir, cgo = dir+"-cgo", "CGO_ENABLED=1" // its database, SQLite, is in C
+	}
+	return &peer{filepath.Join(dir, name), func(path string) error {
 		// With the tags, all that is not in C is compiled once for both.
 		cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-tags=netgo,osusergo", "-o", path,
 			p.pkg)
