@@ -10,7 +10,7 @@
 //
 //	go run ./build
 //
-// The first builds take about ten minutes on two cores. A test skips with the reason where a program is not built.
+// The first builds take about a quarter of an hour on two cores. A test skips with the reason where a program is not built.
 // With SVIDKIT_PEERS=require in the environment, as in CI, it is built then, and the test fails if that fails.
 package peers
 
