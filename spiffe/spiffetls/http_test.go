@@ -192,6 +192,19 @@ func TestServeOnATLSListener(t *testing.T) {
 	assert.Equal(t, "1 spiffe://example.org/web", get(t, clientOf(t, ca, "/web", http1), url))
 }
 
+// Serve configures the server that it serves, and refuses one that is configured already.
+func TestServe(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, "example.org")
+	e := must.Get(spiffetls.New(spiffetls.Config{
+		Self: ca.SVID("/db"), Peers: ca.Bundle(), Allow: spiffe.AllowMembersOf(ca.TrustDomain()),
+	}))(t)
+	s := &http.Server{Handler: who}
+	url := serve(t, s, func(l net.Listener) error { return e.Serve(s, l) })
+	assert.Equal(t, "2 spiffe://example.org/web", get(t, clientOf(t, ca, "/web", nil), url))
+	assert.ErrorContains(t, e.Serve(s, nil), "has a TLSConfig")
+}
+
 func TestConnContextIsKept(t *testing.T) {
 	t.Parallel()
 	ca := spiffetest.NewCA(t, "example.org")

@@ -30,6 +30,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/examples/internal/program"
 	"github.com/svidkit/svidkit/examples/internal/statuspage"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/sourcereport"
@@ -61,6 +62,30 @@ func TestNew(t *testing.T) {
 	h := must.Get(statuspage.New("", good))(t)
 	require.NoError(t, h.Close())
 	require.NoError(t, h.Close())
+}
+
+// Serve makes the port for operators a part of a program, with the parts on the page and in the probes.
+func TestServe(t *testing.T) {
+	t.Parallel()
+	g := program.NewGroup(t.Context())
+	defer g.Stop()
+	serve := func(address string, out io.Writer, parts ...statuspage.Part) error {
+		return statuspage.Serve(g, "agent", address, nil, out, parts...)
+	}
+	var out bytes.Buffer
+	part := statuspage.Part{Name: "part", Source: fixed(report.Report{})}
+	require.NoError(t, serve("", &out, part))
+	assert.Empty(t, out.String())
+	require.ErrorContains(t, serve("127.0.0.1:none", &out, part), "-admin: ")
+	require.ErrorContains(t, serve("", &out, statuspage.Part{Name: "x"}), "has no Source")
+	require.NoError(t, serve("127.0.0.1:0", &out, part))
+	url := regexp.MustCompile(`http://\S+/`).FindString(out.String())
+	for path, want := range map[string]string{"": "<!doctype html>", "ready": "ok", "live": "ok", "metrics": "# "} {
+		answer := must.Get(http.Get(url + path))(t)
+		body := must.Get(io.ReadAll(answer.Body))(t)
+		require.NoError(t, answer.Body.Close())
+		assert.Contains(t, strings.ToLower(string(body)), want, path)
+	}
 }
 
 // The page and its JSON are those in testdata.
