@@ -54,6 +54,7 @@ import (
 	"github.com/svidkit/svidkit/sds/sdssource"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/exp/broker"
 	"github.com/svidkit/svidkit/spiffe/exp/witsvid"
 	"github.com/svidkit/svidkit/spiffe/filesink"
 	"github.com/svidkit/svidkit/spiffe/filesource"
@@ -183,6 +184,7 @@ func values(t *testing.T, alg string) map[string]holder {
 	other := newKey(t, "ecdsa-p256") // of a workload; an issuer refuses its own
 	witSVID := wit(t, wits, other)
 	proving := must.Get(spiffetls.New(spiffetls.Config{Self: svid, Peers: set, Allow: spiffe.AllowIDs(id)}))(t)
+	speaking := must.Get(broker.NewClient("tcp://127.0.0.1:1", proving))(t)
 	step := must.Get(stepca.New(stepca.Options{
 		Endpoint:    caclient.Endpoint{URL: "https://ca.example.org", TrustDomain: td},
 		Certificate: func() *tls.Certificate { return svid.TLSCertificate() },
@@ -236,6 +238,7 @@ func values(t *testing.T, alg string) map[string]holder {
 		"spiffe/filesink.Config":                       {filesink.Config{Source: manager}, append(owns, key)},
 		"spiffe.Snapshot":                              {snapshot, keys},
 		"spiffe/jwtsvid.Issuer":                        {tokens, signers},
+		"spiffe/exp/broker.Client":                     {speaking, keys},
 		"spiffe/exp/witsvid.Issuer":                    {wits, signers},
 		"spiffe/exp/witsvid.Prover":                    {&witsvid.Prover{Source: func() (*witsvid.SVID, error) { return witSVID, nil }}, []crypto.Signer{other}},
 		"spiffe/exp/witsvid.SVID":                      {witSVID, []crypto.Signer{other}},
