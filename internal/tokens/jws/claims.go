@@ -86,6 +86,7 @@ func (c *Claims) readAudience(r *strictjson.Reader) {
 	c.HasAudience, c.AudienceOK = true, c.AudienceList
 	if text, ok := r.Text(); ok {
 		c.Audience, c.AudienceOK = []string{string(text)}, true
+		return // no list may follow
 	}
 	for range r.Elements() {
 		text, ok := r.Text()

@@ -109,15 +109,13 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// workload is the API of a server for one workload.
+// workload is the [workloadwire.API] of a server for one workload.
 type workload struct {
 	c       *Client
 	r       Reference
 	process process.Started                // of a PID, on Linux
 	used    atomic.Pointer[http.Transport] // for the last request
 }
-
-var _ workloadwire.API = (*workload)(nil)
 
 func (w *workload) String() string { return fmt.Sprintf("%s (%s)", w.c.at, w.r) }
 
