@@ -216,8 +216,9 @@ func FuzzVerifyServiceToken(f *testing.F) {
 	f.Add(";;;=;s=....")
 	f.Fuzz(func(t *testing.T, text string) {
 		got, err := athenz.VerifyServiceToken(t.Context(), text, oneKey(athenztest.RSAKey()))
-		if err == nil { // what follows the signature is not looked at
-			require.True(t, strings.HasPrefix(text, good), text)
+		if err == nil { // another process of the fuzzer may have signed it in another second
+			signed, _, _ := strings.Cut(good, ";t=")
+			require.True(t, strings.HasPrefix(text, signed), text)
 			require.Equal(t, "media.sports.frontend", got.Service.String())
 			return
 		}
