@@ -36,7 +36,7 @@ type workloads struct {
 
 	mu      sync.Mutex
 	running map[string]*workload
-	changed func(name string) // as Subscribe has it
+	changed func(name string) // the function of Subscribe
 }
 
 var _ sds.Source = (*workloads)(nil)

@@ -10,8 +10,8 @@
 //
 //	go run ./build
 //
-// The first builds take about a quarter of an hour on two cores. A test skips with the reason where a program is not built.
-// With SVIDKIT_PEERS=require in the environment, as in CI, it is built then, and the test fails if that fails.
+// The first builds take about a quarter of an hour on two cores. A test skips with the reason where a program is not
+// built. With SVIDKIT_PEERS=require in the environment, as in CI, it is built then, and the test fails if that fails.
 package peers
 
 import (

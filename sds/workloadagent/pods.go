@@ -113,9 +113,9 @@ func (a *Agent) find(ctx context.Context, r broker.Reference) (context.Context, 
 }
 
 // Broker returns the handler of the Broker API, and the agent's own identity with the trust bundles, for the TLS of
-// its server; nil without [Config].Broker. The file says what each broker may ask for. A broker names processes by PID,
-// and in a cluster pods of the node and service accounts, which have the identities of the workloads whose selectors
-// they meet: a pod has no user, executable or unit, and an account no labels either.
+// its server; nil without [Config].Broker. The file says what each broker may ask for. A broker names processes by
+// PID, and in a cluster pods of the node and service accounts, which have the identities of the workloads whose
+// selectors they meet: a pod has no user, executable or unit, and an account no labels either.
 func (a *Agent) Broker() (http.Handler, workloadserver.Provider) {
 	one := a.current.Load().identities[a.cfg.Broker]
 	if one == nil {

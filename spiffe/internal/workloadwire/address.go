@@ -24,11 +24,11 @@ func (a Address) String() string {
 	return (&url.URL{Scheme: "unix", Path: "/" + strings.TrimPrefix(a.Target, "/")}).String()
 }
 
-// ParseAddress parses for a package the value of the environment variable env: the address of a Workload API in the form of the
-// SPIFFE Workload Endpoint standard, section 4, or with isName that of a Broker API (SPIFFE Broker Endpoint, section 4).
-// The scheme may be in upper case, and the path percent-encoded, as in any URI. Without isName, host names are refused:
-// unlike an IP address, a name does not say which network protects the server. The error suggests a valid address of a
-// socket if it is clear which one was meant.
+// ParseAddress parses for a package the value of the environment variable env: the address of a Workload API (SPIFFE
+// Workload Endpoint, section 4), or with isName that of a Broker API (SPIFFE Broker Endpoint, section 4). The scheme may
+// be in upper case, and the path percent-encoded, as in any URI. Without isName, host names are refused: unlike an IP
+// address, a name does not say which network protects the server. The error suggests a valid address of a socket if it
+// is clear which one was meant.
 func ParseAddress(pkg, s, env string, isName func(host string) bool) (Address, error) {
 	a, err := readAddress(s, env, isName)
 	if err == nil {
@@ -90,11 +90,11 @@ func readTCP(u *url.URL, isName func(host string) bool) (Address, error) {
 	switch {
 	case u.Path != "":
 		return Address{}, errors.New("nothing may follow the port, not even a slash")
-	case isName != nil && err != nil && u.Path == "" && isName(host) && n > 0 && errPort == nil:
+	case isName != nil && err != nil && isName(host) && n > 0 && errPort == nil:
 		return Address{"tcp", strings.ToLower(u.Host)}, nil
 	case err != nil || ap.Port() == 0 || ap.Addr().Zone() != "":
-		return Address{}, errors.New(`after "tcp://" it needs an IP address without a zone, and a port from 1 to ` +
-			"65535; an IPv6 address is in brackets")
+		return Address{}, errors.New(`after "tcp://" it needs an IP address without a zone (of a Broker API, a DNS name ` +
+			"will do), and a port from 1 to 65535; an IPv6 address is in brackets")
 	}
 	return Address{"tcp", ap.String()}, nil
 }
