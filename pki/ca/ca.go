@@ -106,6 +106,10 @@ type Config struct {
 	// even Istio's, does not need it.
 	Create bool
 
+	// Custody says where the private keys are made and kept. An authority of [New], and one of [Load] without
+	// [PluggedIn].Tokens, has no store, and so makes its own.
+	Custody Custody
+
 	// Actor is the process that operates the CA, for the records of key events. The zero value leaves it out.
 	Actor Actor
 

@@ -24,8 +24,15 @@ var (
 )
 
 // Store keeps the one record of an authority: a small set of named blobs that is replaced as a unit. It holds private
-// keys. Authorities in one or more processes that share a store are replicas of one CA; see [Open]. All methods must
-// be safe for concurrent use and return when ctx is done.
+// keys, unless [Custody] keeps them elsewhere. Authorities in one or more processes that share a store are replicas of
+// one CA; see [Open]. All methods must be safe for concurrent use and return when ctx is done.
+//
+// A store may have one more method, which [Authority.Run] calls:
+//
+//	Watch(ctx context.Context, changed func())
+//
+// It calls changed when another process may have changed the record, so that the authority reads it at once and not
+// only every 30 seconds, and returns when ctx is done. The function changed does not block.
 type Store interface {
 	// Load returns the record of the last Save that finished before the call, or a later one: never an older one from
 	// a cache or a lagging copy. The error wraps [ErrNoRecord] if there is none; any other error says that the store
