@@ -55,6 +55,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -185,11 +186,8 @@ func New(cfg Config) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := a.withoutStore(); err != nil {
-		return nil, err
-	}
 	now, d := time.Now(), newDocument()
-	if err := a.create(d, now, a.newKey); err != nil {
+	if err := a.createWithoutStore(d, now); err != nil {
 		return nil, err
 	}
 	if err := a.install(d, "", now, now, nil, ""); err != nil {
@@ -210,7 +208,7 @@ func newAuthority(cfg Config) (*Authority, error) {
 		cfg:      cfg, writing: make(chan struct{}, 1), events: events{kept: make(chan struct{}, 1)},
 		syncInterval: max(1, min(30*time.Second, cfg.Rotation.Propagation/4)),
 		taintGrace:   cfg.DefaultTTL/2 + cfg.Backdate,
-		custody:      &custody{Custody: cfg.Custody, calls: make(chan struct{}, maxCalls)},
+		custody:      newCustody(cfg.Custody),
 	}
 	if cfg.Limits != (Limits{}) {
 		a.limiter = limit.New(limit.Options(cfg.Limits))
@@ -424,6 +422,14 @@ func (a *Authority) Changed() <-chan struct{} { return a.current().changed }
 
 func newDocument() *rotation.Document {
 	return &rotation.Document{Authority: rotation.RandomID(), Sequence: 1}
+}
+
+// createWithoutStore is create for an authority without a store.
+func (a *Authority) createWithoutStore(d *rotation.Document, now time.Time) error {
+	if a.custody.Keys != nil || a.custody.Seal != nil {
+		return errors.New("ca: invalid Config: Custody needs a store, which names the private keys")
+	}
+	return a.create(d, now, a.newKey)
 }
 
 // create adds the keys of a new CA to d. No verifier has its bundle yet, so they may sign at once.
