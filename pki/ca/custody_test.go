@@ -261,7 +261,9 @@ func killedAt(t *testing.T, do func(*ca.Authority), fresh bool, n int, after, se
 
 	// The next process. The operator asks for a new CA only if the store has none at all.
 	_, err = store.Load(t.Context())
-	b := open(t, store, held, func(c *ca.Config) { c.Create = errors.Is(err, ca.ErrNoRecord) })
+	soon, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	b := must.Get(tryOpen(soon, store, held, func(c *ca.Config) { c.Create = errors.Is(err, ca.ErrNoRecord) }))(t)
 	defer run(t, b)()
 	for range 3 {
 		require.NoError(t, verify(b.Bundle(), sign(t, b, newCSR(t), time.Minute), time.Now()), "call %d", n)
