@@ -30,7 +30,8 @@
 //
 //	prepare     Rotate makes a new root and puts it into the bundle
 //	distribute  for Rotation.Propagation, verifiers learn of it while the old root goes on signing
-//	activate    the new root signs from now on; the old root's private key is forgotten
+//	activate    the new root signs from now on; the old root's private key is forgotten, and
+//	            destroyed if a custodian has it, Config.Backdate later
 //	retire      the old root leaves the bundle when the last leaf that it can have signed has
 //	            expired, plus Config.Backdate for verifiers whose clocks are slow
 //
@@ -41,6 +42,16 @@
 //
 // A step happens when the wall clock and the monotonic clock both say that it is due: setting the wall clock of a
 // running process may delay a step, but never hastens one.
+//
+// # Private keys
+//
+// Without more the private keys are in the store, in the clear. With Config.Custody a [Custodian] makes and uses them,
+// such as an HSM, a TPM or a key management service, and the store has their names and public keys. Packages
+// caclient/vault (OpenBao), pki/pkcs11key and pki/tpmkey have custodians. While a custodian does not answer, nothing is
+// signed with its keys, and all else goes on: the authority reads and writes its store, publishes its bundle, and takes
+// the steps that have been decided. The authority verifies each signature before it leaves. A custodian's key is in the
+// record before it is made, and until it is destroyed, so that a crash leaves none that no record names; see
+// [Authority.Orphans]. A [Sealer] encrypts the records of a store whose keys stay in it.
 //
 // # What it does not do
 //
