@@ -1,6 +1,7 @@
 package tpmkey
 
 import (
+	"context"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/sha256"
@@ -9,7 +10,6 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
-	"context"
 
 	"github.com/stretchr/testify/require"
 )
@@ -22,12 +22,21 @@ func TestSmoke(t *testing.T) {
 	require.NoError(t, cmd.Start())
 	defer cmd.Process.Kill()
 	var tpm *TPM
-	require.Eventually(t, func() (ok bool) { var err error; tpm, err = Open(sock); if err != nil {t.Log(err)}; return err == nil }, 5*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() (ok bool) {
+		var err error
+		tpm, err = Open(sock)
+		if err != nil {
+			t.Log(err)
+		}
+		return err == nil
+	}, 5*time.Second, 50*time.Millisecond)
 	for _, alg := range []string{"ecdsa-p256", "ecdsa-p384", "ecdsa-p521", "rsa-2048", "rsa-3072", "rsa-4096"} {
 		start := time.Now()
 		k, err := tpm.NewKey(alg)
 		t.Log(alg, err, time.Since(start))
-		if err != nil { continue }
+		if err != nil {
+			continue
+		}
 		d := sha256.Sum256([]byte("x"))
 		start = time.Now()
 		sig, err := k.Sign(nil, d[:], crypto.SHA256)
@@ -35,10 +44,10 @@ func TestSmoke(t *testing.T) {
 		t.Log(time.Since(start))
 		start = time.Now()
 		for range 20 {
-		sig, err = k.Sign(nil, d[:], crypto.SHA256)
-		require.NoError(t, err)
+			sig, err = k.Sign(nil, d[:], crypto.SHA256)
+			require.NoError(t, err)
 		}
-		t.Log(time.Since(start)/20)
+		t.Log(time.Since(start) / 20)
 		if p, ok := k.Public().(*ecdsa.PublicKey); ok {
 			require.True(t, ecdsa.VerifyASN1(p, d[:], sig))
 		}

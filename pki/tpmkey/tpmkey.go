@@ -52,14 +52,22 @@
 package tpmkey
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/rsa"
+	"encoding/asn1"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"math/big"
 	"net"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/google/go-tpm/tpm2"
@@ -72,7 +80,6 @@ const (
 	useTime  = 10 * time.Second // for a signature, and what waits before it
 	makeTime = time.Minute      // for a new key of a workload: some chips need long for RSA
 	hungTime = 2 * time.Minute  // after which a connection is closed, to make a new one
-	maxReply = 64 << 10
 )
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -81,71 +88,53 @@ type redacted = redact.Text // an alias, so that the embedded field is not expor
 // connects again when the connection is lost.
 type TPM struct {
 	redacted
-	dial func() (transport.TPMCloser, error)
-	slot chan struct{} // of one; whoever is in it has the fields below
-
+	slot    chan struct{} // of one; whoever is in it has the fields below
+	dial    func() (transport.TPMCloser, error)
 	conn    transport.TPMCloser // nil if there is none
-	primary object
-	closed  bool
+	storage key                 // the parent of all keys
 }
 
-// Open returns the TPM at path, a device such as "/dev/tpmrm0" or a Unix socket, after asking for its storage key.
+// Open returns the TPM at path, a device such as "/dev/tpmrm0" or a Unix socket.
 func Open(path string) (*TPM, error) {
 	return New(func() (transport.TPMCloser, error) {
 		info, err := os.Stat(path)
 		if err != nil {
 			return nil, err
 		}
-		if info.Mode()&fs.ModeSocket != 0 {
-			conn, err := net.DialTimeout("unix", path, useTime)
-			if err != nil {
-				return nil, err
-			}
-			return stream{conn}, nil
+		var conn io.ReadWriteCloser
+		switch {
+		case info.Mode()&fs.ModeSocket != 0:
+			conn, err = net.DialTimeout("unix", path, useTime)
+		case info.Mode()&fs.ModeDevice != 0:
+			conn, err = os.OpenFile(path, os.O_RDWR, 0)
+		default:
+			err = fmt.Errorf("%s is neither a device nor a socket", path)
 		}
-		if info.Mode()&fs.ModeDevice == 0 {
-			return nil, fmt.Errorf("%s is neither a device nor a socket", path)
-		}
-		f, err := os.OpenFile(path, os.O_RDWR, 0)
-		if errors.Is(err, fs.ErrPermission) {
-			err = fmt.Errorf("%w: the user of this program must be in the group of the device, usually tss", err)
-		}
-		if err != nil {
-			return nil, err
-		}
-		return transport.FromReadWriteCloser(f), nil
+		return transport.FromReadWriteCloser(conn), err
 	})
 }
 
-// New returns the TPM to which dial connects. dial is called at once, and again when a connection is lost; its
-// connections are used by one goroutine at a time, and closed by another if the TPM hangs.
+// New returns the TPM to which dial connects. It calls dial at once, and again when a connection is lost. One goroutine
+// at a time uses a connection; another closes it if the TPM hangs.
 func New(dial func() (transport.TPMCloser, error)) (*TPM, error) {
 	t := &TPM{redacted: redact.New("tpmkey.TPM"), dial: dial, slot: make(chan struct{}, 1)}
-	ctx, cancel := context.WithTimeout(context.Background(), useTime)
-	defer cancel()
-	_, err := use(ctx, t, func(c *call) (struct{}, error) {
-		return struct{}{}, c.with(&t.primary, func(tpm2.AuthHandle) error { return nil })
+	return use(context.Background(), useTime, t, func(c *call) (*TPM, error) {
+		err := c.with(&t.storage, func(tpm2.AuthHandle) error { return nil })
+		if err != nil {
+			t.hangUp()
+		}
+		return t, err
 	})
-	if err != nil {
-		_ = t.Close()
-		return nil, err
-	}
-	return t, nil
 }
 
-// Close ends the connection, after what is under way, or returns an error after ten seconds. Keys cannot be used any
-// more: an error then wraps [fs.ErrClosed].
+// Close ends the connection after what is under way, or returns an error after ten seconds. Later signatures give an
+// error that wraps [fs.ErrClosed].
 func (t *TPM) Close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), useTime)
-	defer cancel()
-	_, err := use(ctx, t, func(*call) (struct{}, error) {
-		t.closed = true
+	_, err := use(context.Background(), useTime, t, func(*call) (any, error) {
 		t.hangUp()
-		return struct{}{}, nil
+		t.dial = func() (transport.TPMCloser, error) { return nil, fs.ErrClosed }
+		return nil, nil
 	})
-	if errors.Is(err, fs.ErrClosed) {
-		return nil
-	}
 	return err
 }
 
@@ -157,42 +146,34 @@ func (t *TPM) hangUp() {
 	}
 }
 
-// use calls f while nothing else has the TPM. It returns at the end of ctx, too: f then goes on until its command
-// ends, and others wait for it, up to the end of theirs. If the connection is lost, f is called a second time.
-func use[T any](ctx context.Context, t *TPM, f func(c *call) (T, error)) (T, error) {
-	type result struct {
-		value T
-		err   error
-	}
-	var none T
+// use calls f while nothing else has the TPM, and again if the connection is lost meanwhile. It returns at the end of
+// ctx and after limit, too: f then goes on until its command ends, and others wait for it no longer than they would.
+func use[T any](ctx context.Context, limit time.Duration, t *TPM, f func(*call) (T, error)) (none T, err error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	select {
 	case t.slot <- struct{}{}:
 	case <-ctx.Done():
-		return none, fmt.Errorf("tpmkey: the TPM was busy with other commands: %w", context.Cause(ctx))
+		return none, fmt.Errorf("tpmkey: the TPM is busy with other commands: %w", ctx.Err())
 	}
-	done := make(chan result, 1)
+	done := make(chan func() (T, error), 1)
 	go func() {
 		defer func() { <-t.slot }()
-		var r result
-		for range 2 {
-			c := &call{ctx: ctx, tpm: t}
-			if r.err = fs.ErrClosed; !t.closed {
-				r.value, r.err = f(c)
-			}
-			if !c.lost || ctx.Err() != nil {
-				break
-			}
+		c := &call{ctx: ctx, tpm: t}
+		value, err := f(c)
+		if c.lost && ctx.Err() == nil {
+			value, err = f(&call{ctx: ctx, tpm: t})
 		}
-		if r.err != nil {
-			r.err = fmt.Errorf("tpmkey: %w", r.err)
+		if err != nil {
+			value, err = *new(T), fmt.Errorf("tpmkey: %w", err)
 		}
-		done <- r
+		done <- func() (T, error) { return value, err }
 	}()
 	select {
-	case r := <-done:
-		return r.value, r.err
+	case result := <-done:
+		return result()
 	case <-ctx.Done():
-		return none, fmt.Errorf("tpmkey: the TPM did not answer in time: %w", context.Cause(ctx))
+		return none, fmt.Errorf("tpmkey: the TPM does not answer in time: %w", ctx.Err())
 	}
 }
 
@@ -203,71 +184,221 @@ type call struct {
 	lost bool // the connection broke
 }
 
-// Send sends a command, and again as long as the TPM asks for that, or has no room because of other processes.
+// Send sends a command, and again as long as the TPM asks for that or other processes fill it, for a while.
 func (c *call) Send(command []byte) ([]byte, error) {
-	end := time.Now().Add(useTime / 2) // then the caller shows why
+	end := time.Now().Add(useTime / 2)
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
-		reply, err := c.send(command)
-		if err != nil {
-			return nil, err
+		if c.lost { // the handles of the old connection may be those of others on a new one
+			return nil, net.ErrClosed
 		}
-		switch tpm2.TPMRC(binary.BigEndian.Uint32(reply[6:])) {
-		case tpm2.TPMRCRetry, tpm2.TPMRCYielded, tpm2.TPMRCTesting, tpm2.TPMRCObjectMemory, tpm2.TPMRCMemory:
-		default:
+		if c.tpm.conn == nil {
+			conn, err := c.tpm.dial()
+			if err != nil {
+				return nil, err
+			}
+			c.tpm.conn = conn
+		}
+		conn := c.tpm.conn
+		watch := time.AfterFunc(hungTime, func() { _ = conn.Close() })
+		reply, err := conn.Send(command)
+		watch.Stop()
+		if err != nil || len(reply) < 10 { // the header
+			c.lost = true
+			c.tpm.hangUp()
+			return nil, fmt.Errorf("the connection to the TPM is lost: %w", cmp.Or(err, io.ErrUnexpectedEOF))
+		}
+		busy := []tpm2.TPMRC{tpm2.TPMRCRetry, tpm2.TPMRCYielded, tpm2.TPMRCTesting, tpm2.TPMRCMemory,
+			tpm2.TPMRCObjectMemory}
+		if !slices.Contains(busy, tpm2.TPMRC(binary.BigEndian.Uint32(reply[6:]))) || time.Now().After(end) ||
+			c.ctx.Err() != nil {
 			return reply, nil
 		}
-		if time.Now().After(end) {
-			return reply, nil
-		}
-		select {
-		case <-c.ctx.Done():
-			return reply, nil
-		case <-time.After(wait):
-		}
+		time.Sleep(wait)
 	}
 }
 
-func (c *call) send(command []byte) (reply []byte, err error) {
-	if c.lost { // handles of the old connection may be those of others on a new one
-		return nil, net.ErrClosed
+// NewKey makes a private key that only this TPM can use, and only through the returned value: it is gone when the
+// program ends. The algorithm is "ecdsa-p256", or "ecdsa-p384", "ecdsa-p521", "rsa-2048", "rsa-3072" or "rsa-4096" if
+// the TPM has it; otherwise the error wraps [errors.ErrUnsupported]. Sign is safe for concurrent use and returns within
+// ten seconds. It takes the digests of SHA-256, SHA-384 and SHA-512, as far as the TPM has them. RSA-PSS needs a TPM
+// whose salts have the length that the caller asks for, which is that of the hash in TLS and by FIPS 186; otherwise the
+// error wraps errors.ErrUnsupported, too.
+func (t *TPM) NewKey(algorithm string) (crypto.Signer, error) {
+	return use(context.Background(), makeTime, t, func(c *call) (crypto.Signer, error) {
+		return c.create(algorithm, nil)
+	})
+}
+
+// key is a private key that the TPM has encrypted, or its storage key, of which there is only the name. Whoever has the
+// TPM uses it.
+type key struct {
+	redacted
+	tpm     *TPM
+	public  crypto.PublicKey // nil if the key does not sign
+	area    tpm2.TPM2BPublic
+	private tpm2.TPM2BPrivate
+	name    tpm2.TPM2BName
+	saved   *tpm2.TPMSContext // loads it faster, until the TPM restarts
+}
+
+func (t *TPM) key(area tpm2.TPM2BPublic, private tpm2.TPM2BPrivate) *key {
+	k := &key{redacted: redact.New("tpmkey.key"), tpm: t, area: area, private: private}
+	if public, err := area.Contents(); err == nil {
+		k.public, _ = tpm2.Pub(*public)
 	}
-	if c.tpm.conn == nil {
-		if c.tpm.conn, err = c.tpm.dial(); err != nil {
-			c.tpm.conn = nil
-			return nil, err
+	return k
+}
+
+const sealing = "hmac-sha256" // the algorithm of the key that seals
+
+// create makes a key. The TPM binds it for ever to policy, which nothing can satisfy.
+func (c *call) create(algorithm string, policy []byte) (k *key, err error) {
+	area := tpm2.TPMTPublic{NameAlg: tpm2.TPMAlgSHA256, AuthPolicy: tpm2.TPM2BDigest{Buffer: policy},
+		ObjectAttributes: tpm2.TPMAObject{FixedTPM: true, FixedParent: true, SensitiveDataOrigin: true,
+			UserWithAuth: true, NoDA: true, SignEncrypt: true}}
+	curve := map[string]tpm2.TPMECCCurve{"ecdsa-p256": tpm2.TPMECCNistP256, "ecdsa-p384": tpm2.TPMECCNistP384,
+		"ecdsa-p521": tpm2.TPMECCNistP521}[algorithm]
+	bits := map[string]tpm2.TPMKeyBits{"rsa-2048": 2048, "rsa-3072": 3072, "rsa-4096": 4096}[algorithm]
+	switch {
+	case curve != 0:
+		area.Type = tpm2.TPMAlgECC
+		area.Parameters = tpm2.NewTPMUPublicParms(area.Type, &tpm2.TPMSECCParms{CurveID: curve})
+	case bits != 0:
+		area.Type = tpm2.TPMAlgRSA
+		area.Parameters = tpm2.NewTPMUPublicParms(area.Type, &tpm2.TPMSRSAParms{KeyBits: bits})
+	case algorithm == sealing && bytes.Equal(policy, binding(sealFile)):
+		area.Type = tpm2.TPMAlgKeyedHash
+		area.Parameters = tpm2.NewTPMUPublicParms(area.Type, &tpm2.TPMSKeyedHashParms{
+			Scheme: tpm2.TPMTKeyedHashScheme{Scheme: tpm2.TPMAlgHMAC, Details: tpm2.NewTPMUSchemeKeyedHash(
+				tpm2.TPMAlgHMAC, &tpm2.TPMSSchemeHMAC{HashAlg: tpm2.TPMAlgSHA256})}})
+	default:
+		return nil, fmt.Errorf("keys of algorithm %q: %w", redact.Clip(algorithm, 40), errors.ErrUnsupported)
+	}
+	err = c.with(&c.tpm.storage, func(parent tpm2.AuthHandle) error {
+		r, err := tpm2.Create{ParentHandle: parent, InPublic: tpm2.New2B(area)}.Execute(c)
+		if err == nil {
+			k = c.tpm.key(r.OutPublic, r.OutPrivate)
+		}
+		return unsupported(err, "keys of algorithm "+algorithm)
+	})
+	return k, err
+}
+
+// unsupported adds [errors.ErrUnsupported] to the errors by which a TPM says that it does not have something.
+func unsupported(err error, what string) error {
+	for _, code := range []error{tpm2.TPMRCAsymmetric, tpm2.TPMRCCurve, tpm2.TPMRCHash, tpm2.TPMRCKeySize,
+		tpm2.TPMRCScheme, tpm2.TPMRCValue} {
+		if errors.Is(err, code) {
+			return fmt.Errorf("the TPM does not have %s: %w: %w", what, errors.ErrUnsupported, err)
 		}
 	}
-	conn := c.tpm.conn
-	watch := time.AfterFunc(hungTime, func() { _ = conn.Close() })
-	reply, err = conn.Send(command)
-	watch.Stop()
-	if err == nil && len(reply) < 10 {
-		err = io.ErrUnexpectedEOF
+	return err
+}
+
+// with loads a key, calls f with it, and removes it from the TPM.
+func (c *call) with(k *key, f func(tpm2.AuthHandle) error) error {
+	handle, err := c.load(k)
+	if err != nil {
+		return err
+	}
+	err = f(tpm2.AuthHandle{Handle: handle, Name: k.name, Auth: tpm2.PasswordAuth(nil)})
+	if _, flushErr := (tpm2.FlushContext{FlushHandle: handle}).Execute(c); flushErr != nil {
+		c.tpm.hangUp() // which removes it where the kernel or a broker shares the TPM
+	}
+	return err
+}
+
+func (c *call) load(k *key) (handle tpm2.TPMHandle, err error) {
+	if k.saved != nil {
+		if r, err := (tpm2.ContextLoad{Context: *k.saved}).Execute(c); err == nil {
+			return r.LoadedHandle, nil
+		}
+		k.saved = nil // the TPM has restarted
+	}
+	if k == &c.tpm.storage {
+		var r *tpm2.CreatePrimaryResponse
+		r, err = tpm2.CreatePrimary{InPublic: tpm2.New2B(tpm2.ECCSRKTemplate),
+			PrimaryHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHOwner, Auth: tpm2.PasswordAuth(nil)}}.Execute(c)
+		if err == nil {
+			handle, k.name = r.ObjectHandle, r.Name
+		} else if errors.Is(err, tpm2.TPMRCBadAuth) || errors.Is(err, tpm2.TPMRCAuthFail) {
+			err = fmt.Errorf("the TPM's owner hierarchy has a password, which must be removed: %w", err)
+		}
+	} else {
+		err = c.with(&c.tpm.storage, func(parent tpm2.AuthHandle) error {
+			r, err := tpm2.Load{ParentHandle: parent, InPrivate: k.private, InPublic: k.area}.Execute(c)
+			if err == nil {
+				handle, k.name = r.ObjectHandle, r.Name
+			} else if _, refused := errors.AsType[tpm2.TPMFmt1Error](err); refused {
+				err = fmt.Errorf("%w: another TPM has made this key, or the TPM was cleared, or the key is damaged: %w",
+					fs.ErrInvalid, err)
+			}
+			return err
+		})
 	}
 	if err != nil {
-		c.lost = true
-		c.tpm.hangUp()
-		return nil, fmt.Errorf("the connection to the TPM is lost: %w", err)
+		return 0, err
 	}
-	return reply, nil
+	if r, err := (tpm2.ContextSave{SaveHandle: handle}).Execute(c); err == nil {
+		k.saved = &r.Context
+	}
+	return handle, nil
 }
 
-// stream is a connection to a TPM on a socket, which may deliver an answer in parts.
-type stream struct{ net.Conn }
+// Public implements [crypto.Signer].
+func (k *key) Public() crypto.PublicKey { return k.public }
 
-func (s stream) Send(command []byte) ([]byte, error) {
-	if _, err := s.Write(command); err != nil {
-		return nil, err
+// Sign implements [crypto.Signer].
+func (k *key) Sign(_ io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
+	hash := opts.HashFunc()
+	alg := map[crypto.Hash]tpm2.TPMAlgID{crypto.SHA256: tpm2.TPMAlgSHA256, crypto.SHA384: tpm2.TPMAlgSHA384,
+		crypto.SHA512: tpm2.TPMAlgSHA512}[hash]
+	if alg == 0 || hash.Size() != len(digest) {
+		return nil, fmt.Errorf("tpmkey: signatures over %d bytes of %v: %w", len(digest), hash, errors.ErrUnsupported)
 	}
-	reply := make([]byte, 10)
-	if _, err := io.ReadFull(s, reply); err != nil {
-		return nil, err
+	scheme := tpm2.TPMAlgRSASSA
+	pss, isPSS := opts.(*rsa.PSSOptions)
+	if isPSS {
+		scheme = tpm2.TPMAlgRSAPSS
 	}
-	size := binary.BigEndian.Uint32(reply[2:])
-	if size < 10 || size > maxReply {
-		return nil, fmt.Errorf("an answer of %d bytes", size)
+	ec, isEC := k.public.(*ecdsa.PublicKey)
+	if isEC {
+		scheme = tpm2.TPMAlgECDSA
+		if ec.Curve.Params().BitSize == 256 { // ECDSA takes the beginning of longer hashes, which not all TPMs have
+			digest, alg = digest[:32], tpm2.TPMAlgSHA256
+		}
 	}
-	reply = append(reply, make([]byte, size-10)...)
-	_, err := io.ReadFull(s, reply[10:])
-	return reply, err
+	digest = bytes.Clone(digest) // the TPM may get it after the end of the call
+	return use(context.Background(), useTime, k.tpm, func(c *call) (signature []byte, err error) {
+		err = c.with(k, func(h tpm2.AuthHandle) error {
+			r, err := tpm2.Sign{
+				KeyHandle: h, Digest: tpm2.TPM2BDigest{Buffer: digest},
+				InScheme: tpm2.TPMTSigScheme{Scheme: scheme,
+					Details: tpm2.NewTPMUSigScheme(scheme, &tpm2.TPMSSchemeHash{HashAlg: alg})},
+				Validation: tpm2.TPMTTKHashCheck{Tag: tpm2.TPMSTHashCheck, Hierarchy: tpm2.TPMRHNull},
+			}.Execute(c)
+			if err != nil {
+				return unsupported(err, fmt.Sprintf("signatures over %v", hash))
+			}
+			if s, err := r.Signature.Signature.ECDSA(); err == nil {
+				signature, err = asn1.Marshal(struct{ R, S *big.Int }{
+					new(big.Int).SetBytes(s.SignatureR.Buffer), new(big.Int).SetBytes(s.SignatureS.Buffer)})
+				return err
+			}
+			s, err := r.Signature.Signature.RSASSA()
+			if isPSS {
+				s, err = r.Signature.Signature.RSAPSS()
+			}
+			if err != nil {
+				return err
+			}
+			signature = s.Sig.Buffer
+			if isPSS && rsa.VerifyPSS(k.public.(*rsa.PublicKey), hash, digest, signature, pss) != nil {
+				return fmt.Errorf("the TPM makes RSA-PSS signatures with salts of another length: %w",
+					errors.ErrUnsupported)
+			}
+			return nil
+		})
+		return signature, err
+	})
 }
