@@ -16,7 +16,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/google/go-tpm/tpm2"
 
@@ -30,7 +29,6 @@ const (
 	suffix   = ".tpmkey"             // of the file of a key
 	sealFile = "sealing-key.tpmhmac" // of the key that seals
 	saltSize = 26                    // of rand.Text
-	patience = 30 * time.Second      // for a caller whose context has no end
 )
 
 // Custodian returns the custodian of the keys in the directory at path, and a sealer with a key there. It makes the
@@ -111,19 +109,19 @@ func (c *custodian) read(call *call, file string) (*key, error) {
 
 // NewKey implements [ca.Custodian].
 func (c *custodian) NewKey(ctx context.Context, name, algorithm string) (crypto.Signer, error) {
-	return use(ctx, patience, c.tpm, func(call *call) (crypto.Signer, error) {
+	return use(ctx, makeTime, c.tpm, func(call *call) (crypto.Signer, error) {
 		return c.make(call, file(name), algorithm)
 	})
 }
 
 // Key implements [ca.Custodian].
 func (c *custodian) Key(ctx context.Context, name string) (crypto.Signer, error) {
-	return use(ctx, patience, c.tpm, func(call *call) (crypto.Signer, error) { return c.read(call, file(name)) })
+	return use(ctx, makeTime, c.tpm, func(call *call) (crypto.Signer, error) { return c.read(call, file(name)) })
 }
 
 // Destroy implements [ca.Custodian].
 func (c *custodian) Destroy(ctx context.Context, name string) error {
-	_, err := use(ctx, patience, c.tpm, func(*call) (any, error) {
+	_, err := use(ctx, makeTime, c.tpm, func(*call) (any, error) {
 		if err := c.root.Remove(file(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
@@ -134,7 +132,7 @@ func (c *custodian) Destroy(ctx context.Context, name string) error {
 
 // Keys implements [ca.Custodian].
 func (c *custodian) Keys(ctx context.Context, prefix string) ([]string, error) {
-	return use(ctx, patience, c.tpm, func(*call) (names []string, err error) {
+	return use(ctx, makeTime, c.tpm, func(*call) (names []string, err error) {
 		entries, err := fs.ReadDir(c.root.FS(), ".")
 		for _, entry := range entries {
 			escaped, ok := strings.CutSuffix(entry.Name(), suffix)
@@ -149,7 +147,7 @@ func (c *custodian) Keys(ctx context.Context, prefix string) ([]string, error) {
 
 // Seal implements [ca.Sealer]. The result is a salt, and the secret encrypted with a key that the TPM derives from it.
 func (c *custodian) Seal(ctx context.Context, secret, associated []byte) ([]byte, error) {
-	return use(ctx, patience, c.tpm, func(call *call) ([]byte, error) {
+	return use(ctx, makeTime, c.tpm, func(call *call) ([]byte, error) {
 		salt := []byte(rand.Text())
 		aead, err := c.aead(call, salt)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -167,7 +165,7 @@ func (c *custodian) Seal(ctx context.Context, secret, associated []byte) ([]byte
 
 // Unseal implements [ca.Sealer].
 func (c *custodian) Unseal(ctx context.Context, sealed, associated []byte) ([]byte, error) {
-	return use(ctx, patience, c.tpm, func(call *call) ([]byte, error) {
+	return use(ctx, makeTime, c.tpm, func(call *call) ([]byte, error) {
 		salt := sealed[:min(saltSize, len(sealed))]
 		aead, err := c.aead(call, salt)
 		if err != nil {
