@@ -218,11 +218,10 @@ func (c *call) Send(command []byte) ([]byte, error) {
 }
 
 // NewKey makes a private key that only this TPM can use, and only through the returned value: it is gone when the
-// program ends. The algorithm is "ecdsa-p256", or "ecdsa-p384", "ecdsa-p521", "rsa-2048", "rsa-3072" or "rsa-4096" if
-// the TPM has it; otherwise the error wraps [errors.ErrUnsupported]. Sign is safe for concurrent use and returns within
-// ten seconds. It takes the digests of SHA-256, SHA-384 and SHA-512, as far as the TPM has them. RSA-PSS needs a TPM
-// whose salts have the length that the caller asks for, which is that of the hash in TLS and by FIPS 186; otherwise the
-// error wraps errors.ErrUnsupported, too.
+// program ends. The algorithm is "ecdsa-p256", or "ecdsa-p384" or "rsa-2048" if the TPM has it; for others the error
+// wraps [errors.ErrUnsupported]. Sign is safe for concurrent use and returns within ten seconds. It takes the digests of
+// SHA-256, SHA-384 and SHA-512, as far as the TPM has them. RSA-PSS needs a TPM whose salts have the length that the
+// caller asks for, which is that of the hash in TLS and by FIPS 186; otherwise the error wraps errors.ErrUnsupported.
 func (t *TPM) NewKey(algorithm string) (crypto.Signer, error) {
 	return use(context.Background(), makeTime, t, func(c *call) (crypto.Signer, error) {
 		return c.create(algorithm, nil)
@@ -256,16 +255,14 @@ func (c *call) create(algorithm string, policy []byte) (k *key, err error) {
 	area := tpm2.TPMTPublic{NameAlg: tpm2.TPMAlgSHA256, AuthPolicy: tpm2.TPM2BDigest{Buffer: policy},
 		ObjectAttributes: tpm2.TPMAObject{FixedTPM: true, FixedParent: true, SensitiveDataOrigin: true,
 			UserWithAuth: true, NoDA: true, SignEncrypt: true}}
-	curve := map[string]tpm2.TPMECCCurve{"ecdsa-p256": tpm2.TPMECCNistP256, "ecdsa-p384": tpm2.TPMECCNistP384,
-		"ecdsa-p521": tpm2.TPMECCNistP521}[algorithm]
-	bits := map[string]tpm2.TPMKeyBits{"rsa-2048": 2048, "rsa-3072": 3072, "rsa-4096": 4096}[algorithm]
+	curve := map[string]tpm2.TPMECCCurve{"ecdsa-p256": tpm2.TPMECCNistP256, "ecdsa-p384": tpm2.TPMECCNistP384}[algorithm]
 	switch {
 	case curve != 0:
 		area.Type = tpm2.TPMAlgECC
 		area.Parameters = tpm2.NewTPMUPublicParms(area.Type, &tpm2.TPMSECCParms{CurveID: curve})
-	case bits != 0:
+	case algorithm == "rsa-2048":
 		area.Type = tpm2.TPMAlgRSA
-		area.Parameters = tpm2.NewTPMUPublicParms(area.Type, &tpm2.TPMSRSAParms{KeyBits: bits})
+		area.Parameters = tpm2.NewTPMUPublicParms(area.Type, &tpm2.TPMSRSAParms{KeyBits: 2048})
 	case algorithm == sealing && bytes.Equal(policy, binding(sealFile)):
 		area.Type = tpm2.TPMAlgKeyedHash
 		area.Parameters = tpm2.NewTPMUPublicParms(area.Type, &tpm2.TPMSKeyedHashParms{
