@@ -25,11 +25,8 @@ import (
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
-const (
-	suffix   = ".tpmkey"             // of the file of a key
-	sealFile = "sealing-key.tpmhmac" // of the key that seals
-	saltSize = 26                    // of rand.Text
-)
+// The ends of the names of files with keys, the name of the file with the key that seals, and the size of rand.Text.
+const suffix, sealFile, saltSize = ".tpmkey", "sealing-key.tpmhmac", 26
 
 // Custodian returns the custodian of the keys in the directory at path, and a sealer with a key there. It makes the
 // directory if it is missing, with mode 0700; no other user may have access. Several processes of this machine may use
@@ -72,10 +69,7 @@ func binding(file string) []byte {
 // make makes a key and its file. After a crash the file is whole or missing.
 func (c *custodian) make(call *call, file, algorithm string) (*key, error) {
 	k, err := call.create(algorithm, binding(file))
-	if err != nil {
-		return nil, err
-	}
-	if err := call.ctx.Err(); err != nil {
+	if err := errors.Join(err, call.ctx.Err()); err != nil {
 		return nil, err
 	}
 	data, _ := json.Marshal(contents{k.area.Bytes(), k.private.Buffer})
@@ -109,23 +103,18 @@ func (c *custodian) read(call *call, file string) (*key, error) {
 
 // NewKey implements [ca.Custodian].
 func (c *custodian) NewKey(ctx context.Context, name, algorithm string) (crypto.Signer, error) {
-	return use(ctx, makeTime, c.tpm, func(call *call) (crypto.Signer, error) {
-		return c.make(call, file(name), algorithm)
-	})
+	return use(ctx, makeTime, c.tpm, func(x *call) (crypto.Signer, error) { return c.make(x, file(name), algorithm) })
 }
 
 // Key implements [ca.Custodian].
 func (c *custodian) Key(ctx context.Context, name string) (crypto.Signer, error) {
-	return use(ctx, makeTime, c.tpm, func(call *call) (crypto.Signer, error) { return c.read(call, file(name)) })
+	return use(ctx, makeTime, c.tpm, func(x *call) (crypto.Signer, error) { return c.read(x, file(name)) })
 }
 
 // Destroy implements [ca.Custodian].
 func (c *custodian) Destroy(ctx context.Context, name string) error {
 	_, err := use(ctx, makeTime, c.tpm, func(*call) (any, error) {
-		if err := c.root.Remove(file(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-		return nil, disk.OS{}.SyncDir(c.root, ".")
+		return nil, errors.Join(c.root.RemoveAll(file(name)), disk.OS{}.SyncDir(c.root, "."))
 	})
 	return err
 }
@@ -151,7 +140,7 @@ func (c *custodian) Seal(ctx context.Context, secret, associated []byte) ([]byte
 		salt := []byte(rand.Text())
 		aead, err := c.aead(call, salt)
 		if errors.Is(err, fs.ErrNotExist) {
-			_, err = c.make(call, sealFile, sealing)
+			_, err = c.make(call, sealFile, sealFile)
 			if err == nil || errors.Is(err, fs.ErrExist) { // another process was faster
 				aead, err = c.aead(call, salt)
 			}
@@ -187,8 +176,7 @@ func (c *custodian) aead(call *call, salt []byte) (aead cipher.AEAD, err error) 
 		return nil, err
 	}
 	err = call.with(k, func(h tpm2.AuthHandle) error {
-		r, err := tpm2.Hmac{Handle: h, Buffer: tpm2.TPM2BMaxBuffer{Buffer: salt},
-			HashAlg: tpm2.TPMAlgSHA256}.Execute(call)
+		r, err := tpm2.Hmac{Handle: h, Buffer: tpm2.TPM2BMaxBuffer{Buffer: salt}, HashAlg: tpm2.TPMAlgNull}.Execute(call)
 		if err != nil {
 			return err
 		}

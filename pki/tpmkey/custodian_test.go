@@ -24,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/tpmkey"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 var secret = []byte("0123456789abcdef0123456789ABCDEF")
@@ -214,6 +215,53 @@ func TestPowerLoss(t *testing.T) {
 		}
 		require.Equal(t, []string{"root"}, must.Get(c.Keys(ctx, ""))(t), name)
 	}
+}
+
+// A CA with its keys in the TPM issues, rotates and starts again, and its store is of no use elsewhere.
+func TestAuthority(t *testing.T) {
+	t.Parallel()
+	here, elsewhere := newChip(t), newChip(t)
+	dir := t.TempDir()
+	start := func(c *chip, create bool, keys string) (*ca.Authority, error) {
+		tpm := must.Get(tpmkey.Open(c.socket))(t)
+		t.Cleanup(func() { _ = tpm.Close() })
+		custodian := must.Get(tpm.Custodian(filepath.Join(dir, keys)))(t)
+		return ca.Open(t.Context(), ca.Config{
+			TrustDomain: spiffe.MustParseTrustDomain("example.org"), Create: create, JWT: &ca.JWTConfig{Algorithm: "RS256"},
+			Custody: ca.Custody{Keys: custodian, Seal: custodian},
+		}, must.Get(ca.NewDirStore(filepath.Join(dir, "store")))(t))
+	}
+	web := spiffe.MustParseID("spiffe://example.org/web")
+	csr := must.Get(pki.NewCSR(must.Get(pki.NewKey("ecdsa-p256"))(t), pki.CSROptions{}))(t)
+	issue := func(a *ca.Authority) {
+		t.Helper()
+		chain := must.Get(a.Sign(t.Context(), ca.Request{ID: web, CSR: csr}))(t)
+		verifier := must.Get(spiffe.NewVerifier(a.Bundle(), spiffe.AllowIDs(web), nil))(t)
+		_ = must.Get(verifier.VerifyChain(chain, spiffe.ServerRole))(t)
+		_ = must.Get(a.IssueJWTSVID(t.Context(), web, []string{"db"}))(t)
+	}
+	a := must.Get(start(here, true, "keys"))(t)
+	issue(a)
+	_ = must.Get(a.Rotate(t.Context()))(t)
+	issue(a)
+	here.stop()
+	_, err := a.Sign(t.Context(), ca.Request{ID: web, CSR: csr})
+	require.ErrorContains(t, err, "tpmkey: connect to the TPM", "the TPM is away")
+	here.start()
+	issue(a)
+	require.Empty(t, must.Get(a.Orphans(t.Context()))(t))
+	here.stop() // its one connection
+	here.start()
+	issue(must.Get(start(here, false, "keys"))(t))
+
+	_, err = start(elsewhere, false, "keys")
+	require.ErrorIs(t, err, ca.ErrUnfit, "on another machine")
+	require.ErrorContains(t, err, "another TPM has made this key, or the TPM was cleared")
+	here.stop()
+	here.start()
+	_, err = start(here, false, "other keys")
+	require.ErrorIs(t, err, ca.ErrUnfit, "without the keys")
+	require.ErrorContains(t, err, "sealing-key.tpmhmac")
 }
 
 // TestMain also runs as a child process of a test, which makes keys and prints their names when they are made.

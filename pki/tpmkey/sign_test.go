@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -70,7 +71,7 @@ func TestNewKey(t *testing.T) {
 				other := &rsa.PSSOptions{SaltLength: 20, Hash: crypto.SHA256}
 				err := signWith(key, other)
 				require.ErrorIs(t, err, errors.ErrUnsupported)
-				require.ErrorContains(t, err, "salts of another length")
+				require.ErrorContains(t, err, "RSA-PSS salts of another length")
 			}
 			for _, opts := range all {
 				assert.NoError(t, signWith(key, opts), "%T %v", opts, opts.HashFunc())
@@ -102,10 +103,13 @@ func TestRestart(t *testing.T) {
 	workload := must.Get(tpm.NewKey("ecdsa-p256"))(t)
 	authority := must.Get(keys.NewKey(t.Context(), "root", "ecdsa-p384"))(t)
 	sealed := must.Get(keys.Seal(t.Context(), secret, nil))(t)
-	for range 3 {
+	for round := range 3 {
 		require.NoError(t, sign(workload))
 		require.NoError(t, sign(authority))
 		c.stop()
+		if round > 0 { // or nobody listens there
+			require.NoError(t, os.Remove(c.socket))
+		}
 		err := sign(workload)
 		require.Error(t, err)
 		require.NotErrorIs(t, err, fs.ErrInvalid)
@@ -217,7 +221,7 @@ func TestTrouble(t *testing.T) {
 		"cut once":        {reply: []byte{0x80, 1}, times: 1},
 		"cut":             {reply: []byte{0x80, 1}, times: 2, want: "unexpected EOF"},
 		"no signature":    {reply: code(0), times: 1, want: "EOF"},
-		"does not have":   {reply: code(tpm2.TPMRCScheme | 0x2C0), times: 1, want: "the TPM does not have signatures"},
+		"does not have":   {reply: code(tpm2.TPMRCScheme | 0x2C0), times: 1, want: "the TPM does not sign over SHA-256"},
 		"another's slots": {reply: code(tpm2.TPMRCMemory), times: 3},
 	} {
 		left := x.times
@@ -252,7 +256,7 @@ type replay struct {
 }
 
 func (r *replay) Send(command []byte) ([]byte, error) {
-	if r.hangs.Load() {
+	if r.hangs.Load() { // after that it answers, which must not be used
 		<-r.closed
 		return nil, net.ErrClosed
 	}

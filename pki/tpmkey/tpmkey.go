@@ -22,7 +22,7 @@
 //
 //	keys, err := tpm.Custodian("/var/lib/svidkit/keys")
 //	…
-//	authority, err := ca.Open(ctx, ca.Config{…, Custody: ca.Custody{Keys: keys, Seal: keys}})
+//	authority, err := ca.Open(ctx, ca.Config{…, Custody: ca.Custody{Keys: keys, Seal: keys}}, store)
 //
 // What an operator has to know:
 //
@@ -67,7 +67,6 @@ import (
 	"math/big"
 	"net"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/google/go-tpm/tpm2"
@@ -76,18 +75,13 @@ import (
 	"github.com/svidkit/svidkit/internal/redact"
 )
 
-const (
-	useTime  = 10 * time.Second // for a signature, and what waits before it
-	makeTime = time.Minute      // for a new key of a workload: some chips need long for RSA
-	hungTime = 2 * time.Minute  // after which a connection is closed, to make a new one
-)
-
-type redacted = redact.Text // an alias, so that the embedded field is not exported
+// useTime bounds a signature, with what waits before it. makeTime bounds the making of a key, for which some chips
+// need long, and every command: then the connection is closed.
+const useTime, makeTime = 10 * time.Second, 2 * time.Minute
 
 // TPM is a TPM 2.0; [Open] or [New] makes one. It is safe for concurrent use, and does one thing at a time. It
 // connects again when the connection is lost.
 type TPM struct {
-	redacted
 	slot    chan struct{} // of one; whoever is in it has the fields below
 	dial    func() (transport.TPMCloser, error)
 	conn    transport.TPMCloser // nil if there is none
@@ -97,12 +91,10 @@ type TPM struct {
 // Open returns the TPM at path, a device such as "/dev/tpmrm0" or a Unix socket.
 func Open(path string) (*TPM, error) {
 	return New(func() (transport.TPMCloser, error) {
-		info, err := os.Stat(path)
-		if err != nil {
-			return nil, err
-		}
 		var conn io.ReadWriteCloser
+		info, err := os.Stat(path)
 		switch {
+		case err != nil:
 		case info.Mode()&fs.ModeSocket != 0:
 			conn, err = net.DialTimeout("unix", path, useTime)
 		case info.Mode()&fs.ModeDevice != 0:
@@ -114,21 +106,17 @@ func Open(path string) (*TPM, error) {
 	})
 }
 
-// New returns the TPM to which dial connects. It calls dial at once, and again when a connection is lost. One goroutine
-// at a time uses a connection; another closes it if the TPM hangs.
+// New returns the TPM to which dial connects, such as one on a system without a device file. It calls dial at once,
+// and again after a failure. One goroutine at a time uses a connection; another closes it if the TPM hangs.
 func New(dial func() (transport.TPMCloser, error)) (*TPM, error) {
-	t := &TPM{redacted: redact.New("tpmkey.TPM"), dial: dial, slot: make(chan struct{}, 1)}
+	t := &TPM{dial: dial, slot: make(chan struct{}, 1)}
 	return use(context.Background(), useTime, t, func(c *call) (*TPM, error) {
-		err := c.with(&t.storage, func(tpm2.AuthHandle) error { return nil })
-		if err != nil {
-			t.hangUp()
-		}
-		return t, err
+		return t, c.with(&t.storage, func(tpm2.AuthHandle) error { return nil })
 	})
 }
 
-// Close ends the connection after what is under way, or returns an error after ten seconds. Later signatures give an
-// error that wraps [fs.ErrClosed].
+// Close ends the connection after what is under way, or returns an error after ten seconds. Then nothing can sign any
+// more.
 func (t *TPM) Close() error {
 	_, err := use(context.Background(), useTime, t, func(*call) (any, error) {
 		t.hangUp()
@@ -138,7 +126,8 @@ func (t *TPM) Close() error {
 	return err
 }
 
-// hangUp ends the connection: the next command makes a new one.
+// hangUp ends the connection, and with it what a failure has left in the TPM where several programs share it: the next
+// command makes a new one.
 func (t *TPM) hangUp() {
 	if t.conn != nil {
 		_ = t.conn.Close()
@@ -151,20 +140,22 @@ func (t *TPM) hangUp() {
 func use[T any](ctx context.Context, limit time.Duration, t *TPM, f func(*call) (T, error)) (none T, err error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	select {
-	case t.slot <- struct{}{}:
-	case <-ctx.Done():
-		return none, fmt.Errorf("tpmkey: the TPM is busy with other commands: %w", ctx.Err())
-	}
 	done := make(chan func() (T, error), 1)
 	go func() {
+		select {
+		case t.slot <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
 		defer func() { <-t.slot }()
 		c := &call{ctx: ctx, tpm: t}
 		value, err := f(c)
 		if c.lost && ctx.Err() == nil {
+			t.hangUp()
 			value, err = f(&call{ctx: ctx, tpm: t})
 		}
 		if err != nil {
+			t.hangUp()
 			value, err = *new(T), fmt.Errorf("tpmkey: %w", err)
 		}
 		done <- func() (T, error) { return value, err }
@@ -173,7 +164,7 @@ func use[T any](ctx context.Context, limit time.Duration, t *TPM, f func(*call) 
 	case result := <-done:
 		return result()
 	case <-ctx.Done():
-		return none, fmt.Errorf("tpmkey: the TPM does not answer in time: %w", ctx.Err())
+		return none, fmt.Errorf("tpmkey: the TPM is busy, or does not answer: %w", ctx.Err())
 	}
 }
 
@@ -184,33 +175,30 @@ type call struct {
 	lost bool // the connection broke
 }
 
-// Send sends a command, and again as long as the TPM asks for that or other processes fill it, for a while.
+// Send sends a command, and for a while again if the answer is a warning: the TPM is busy, or others fill it.
 func (c *call) Send(command []byte) ([]byte, error) {
 	end := time.Now().Add(useTime / 2)
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
-		if c.lost { // the handles of the old connection may be those of others on a new one
+		if c.lost { // the rest of an answer would pass for the next one
 			return nil, net.ErrClosed
 		}
 		if c.tpm.conn == nil {
 			conn, err := c.tpm.dial()
-			if err != nil {
-				return nil, err
+			if err != nil { // not wrapped: a TPM that is missing is no missing key
+				return nil, fmt.Errorf("connect to the TPM: %v", err)
 			}
 			c.tpm.conn = conn
 		}
 		conn := c.tpm.conn
-		watch := time.AfterFunc(hungTime, func() { _ = conn.Close() })
+		watch := time.AfterFunc(makeTime, func() { _ = conn.Close() })
 		reply, err := conn.Send(command)
 		watch.Stop()
 		if err != nil || len(reply) < 10 { // the header
 			c.lost = true
-			c.tpm.hangUp()
-			return nil, fmt.Errorf("the connection to the TPM is lost: %w", cmp.Or(err, io.ErrUnexpectedEOF))
+			return nil, fmt.Errorf("the connection to the TPM is lost: %v", cmp.Or(err, io.ErrUnexpectedEOF))
 		}
-		busy := []tpm2.TPMRC{tpm2.TPMRCRetry, tpm2.TPMRCYielded, tpm2.TPMRCTesting, tpm2.TPMRCMemory,
-			tpm2.TPMRCObjectMemory}
-		if !slices.Contains(busy, tpm2.TPMRC(binary.BigEndian.Uint32(reply[6:]))) || time.Now().After(end) ||
-			c.ctx.Err() != nil {
+		warning := tpm2.TPMRC(binary.BigEndian.Uint32(reply[6:])).IsWarning()
+		if !warning || time.Now().After(end) || c.ctx.Err() != nil {
 			return reply, nil
 		}
 		time.Sleep(wait)
@@ -219,19 +207,21 @@ func (c *call) Send(command []byte) ([]byte, error) {
 
 // NewKey makes a private key that only this TPM can use, and only through the returned value: it is gone when the
 // program ends. The algorithm is "ecdsa-p256", or "ecdsa-p384" or "rsa-2048" if the TPM has it; for others the error
-// wraps [errors.ErrUnsupported]. Sign is safe for concurrent use and returns within ten seconds. It takes the digests of
-// SHA-256, SHA-384 and SHA-512, as far as the TPM has them. RSA-PSS needs a TPM whose salts have the length that the
-// caller asks for, which is that of the hash in TLS and by FIPS 186; otherwise the error wraps errors.ErrUnsupported.
+// wraps [errors.ErrUnsupported]. NewKey takes some milliseconds, for RSA up to a minute, and at most two.
+//
+// Sign is safe for concurrent use, and returns within ten seconds. It signs the digests of SHA-256, SHA-384 and
+// SHA-512 as far as the TPM has them, and by RSA-PSS with salts of the length that the TPM chooses: that of the hash
+// in TPMs that follow FIPS 186, as TLS 1.3 needs it. For others the error wraps errors.ErrUnsupported, too.
 func (t *TPM) NewKey(algorithm string) (crypto.Signer, error) {
 	return use(context.Background(), makeTime, t, func(c *call) (crypto.Signer, error) {
 		return c.create(algorithm, nil)
 	})
 }
 
-// key is a private key that the TPM has encrypted, or its storage key, of which there is only the name. Whoever has the
-// TPM uses it.
+// key is a private key that the TPM has encrypted, or its storage key, of which there is only the name. It is used by
+// the goroutine that has the TPM.
 type key struct {
-	redacted
+	redact.Text
 	tpm     *TPM
 	public  crypto.PublicKey // nil if the key does not sign
 	area    tpm2.TPM2BPublic
@@ -241,14 +231,12 @@ type key struct {
 }
 
 func (t *TPM) key(area tpm2.TPM2BPublic, private tpm2.TPM2BPrivate) *key {
-	k := &key{redacted: redact.New("tpmkey.key"), tpm: t, area: area, private: private}
+	k := &key{Text: redact.New("tpmkey.key"), tpm: t, area: area, private: private}
 	if public, err := area.Contents(); err == nil {
 		k.public, _ = tpm2.Pub(*public)
 	}
 	return k
 }
-
-const sealing = "hmac-sha256" // the algorithm of the key that seals
 
 // create makes a key. The TPM binds it for ever to policy, which nothing can satisfy.
 func (c *call) create(algorithm string, policy []byte) (k *key, err error) {
@@ -263,7 +251,7 @@ func (c *call) create(algorithm string, policy []byte) (k *key, err error) {
 	case algorithm == "rsa-2048":
 		area.Type = tpm2.TPMAlgRSA
 		area.Parameters = tpm2.NewTPMUPublicParms(area.Type, &tpm2.TPMSRSAParms{KeyBits: 2048})
-	case algorithm == sealing && bytes.Equal(policy, binding(sealFile)):
+	case algorithm == sealFile && bytes.Equal(policy, binding(sealFile)):
 		area.Type = tpm2.TPMAlgKeyedHash
 		area.Parameters = tpm2.NewTPMUPublicParms(area.Type, &tpm2.TPMSKeyedHashParms{
 			Scheme: tpm2.TPMTKeyedHashScheme{Scheme: tpm2.TPMAlgHMAC, Details: tpm2.NewTPMUSchemeKeyedHash(
@@ -276,18 +264,15 @@ func (c *call) create(algorithm string, policy []byte) (k *key, err error) {
 		if err == nil {
 			k = c.tpm.key(r.OutPublic, r.OutPrivate)
 		}
-		return unsupported(err, "keys of algorithm "+algorithm)
+		return refused(err, errors.ErrUnsupported, "the TPM does not make keys of algorithm "+algorithm)
 	})
 	return k, err
 }
 
-// unsupported adds [errors.ErrUnsupported] to the errors by which a TPM says that it does not have something.
-func unsupported(err error, what string) error {
-	for _, code := range []error{tpm2.TPMRCAsymmetric, tpm2.TPMRCCurve, tpm2.TPMRCHash, tpm2.TPMRCKeySize,
-		tpm2.TPMRCScheme, tpm2.TPMRCValue} {
-		if errors.Is(err, code) {
-			return fmt.Errorf("the TPM does not have %s: %w: %w", what, errors.ErrUnsupported, err)
-		}
+// refused wraps err with what it means if the TPM says that something is wrong with a command.
+func refused(err, sentinel error, what string) error {
+	if _, ok := errors.AsType[tpm2.TPMFmt1Error](err); ok {
+		return fmt.Errorf("%s: %w: %w", what, sentinel, err)
 	}
 	return err
 }
@@ -299,10 +284,8 @@ func (c *call) with(k *key, f func(tpm2.AuthHandle) error) error {
 		return err
 	}
 	err = f(tpm2.AuthHandle{Handle: handle, Name: k.name, Auth: tpm2.PasswordAuth(nil)})
-	if _, flushErr := (tpm2.FlushContext{FlushHandle: handle}).Execute(c); flushErr != nil {
-		c.tpm.hangUp() // which removes it where the kernel or a broker shares the TPM
-	}
-	return err
+	_, flushErr := tpm2.FlushContext{FlushHandle: handle}.Execute(c)
+	return cmp.Or(err, flushErr)
 }
 
 func (c *call) load(k *key) (handle tpm2.TPMHandle, err error) {
@@ -313,27 +296,20 @@ func (c *call) load(k *key) (handle tpm2.TPMHandle, err error) {
 		k.saved = nil // the TPM has restarted
 	}
 	if k == &c.tpm.storage {
-		var r *tpm2.CreatePrimaryResponse
-		r, err = tpm2.CreatePrimary{InPublic: tpm2.New2B(tpm2.ECCSRKTemplate),
-			PrimaryHandle: tpm2.AuthHandle{Handle: tpm2.TPMRHOwner, Auth: tpm2.PasswordAuth(nil)}}.Execute(c)
+		owner := tpm2.AuthHandle{Handle: tpm2.TPMRHOwner, Auth: tpm2.PasswordAuth(nil)}
+		r, err := tpm2.CreatePrimary{PrimaryHandle: owner, InPublic: tpm2.New2B(tpm2.ECCSRKTemplate)}.Execute(c)
+		if err != nil {
+			return 0, refused(err, errors.ErrUnsupported,
+				"the TPM must have keys with P-256, and no password of its owner hierarchy")
+		}
+		handle, k.name = r.ObjectHandle, r.Name
+	} else if err := c.with(&c.tpm.storage, func(parent tpm2.AuthHandle) error {
+		r, err := tpm2.Load{ParentHandle: parent, InPrivate: k.private, InPublic: k.area}.Execute(c)
 		if err == nil {
 			handle, k.name = r.ObjectHandle, r.Name
-		} else if errors.Is(err, tpm2.TPMRCBadAuth) || errors.Is(err, tpm2.TPMRCAuthFail) {
-			err = fmt.Errorf("the TPM's owner hierarchy has a password, which must be removed: %w", err)
 		}
-	} else {
-		err = c.with(&c.tpm.storage, func(parent tpm2.AuthHandle) error {
-			r, err := tpm2.Load{ParentHandle: parent, InPrivate: k.private, InPublic: k.area}.Execute(c)
-			if err == nil {
-				handle, k.name = r.ObjectHandle, r.Name
-			} else if _, refused := errors.AsType[tpm2.TPMFmt1Error](err); refused {
-				err = fmt.Errorf("%w: another TPM has made this key, or the TPM was cleared, or the key is damaged: %w",
-					fs.ErrInvalid, err)
-			}
-			return err
-		})
-	}
-	if err != nil {
+		return refused(err, fs.ErrInvalid, "another TPM has made this key, or the TPM was cleared, or the key is damaged")
+	}); err != nil {
 		return 0, err
 	}
 	if r, err := (tpm2.ContextSave{SaveHandle: handle}).Execute(c); err == nil {
@@ -358,12 +334,8 @@ func (k *key) Sign(_ io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, 
 	if isPSS {
 		scheme = tpm2.TPMAlgRSAPSS
 	}
-	ec, isEC := k.public.(*ecdsa.PublicKey)
-	if isEC {
+	if _, isEC := k.public.(*ecdsa.PublicKey); isEC {
 		scheme = tpm2.TPMAlgECDSA
-		if ec.Curve.Params().BitSize == 256 { // ECDSA takes the beginning of longer hashes, which not all TPMs have
-			digest, alg = digest[:32], tpm2.TPMAlgSHA256
-		}
 	}
 	digest = bytes.Clone(digest) // the TPM may get it after the end of the call
 	return use(context.Background(), useTime, k.tpm, func(c *call) (signature []byte, err error) {
@@ -375,7 +347,7 @@ func (k *key) Sign(_ io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, 
 				Validation: tpm2.TPMTTKHashCheck{Tag: tpm2.TPMSTHashCheck, Hierarchy: tpm2.TPMRHNull},
 			}.Execute(c)
 			if err != nil {
-				return unsupported(err, fmt.Sprintf("signatures over %v", hash))
+				return refused(err, errors.ErrUnsupported, fmt.Sprintf("the TPM does not sign over %v", hash))
 			}
 			if s, err := r.Signature.Signature.ECDSA(); err == nil {
 				signature, err = asn1.Marshal(struct{ R, S *big.Int }{
@@ -386,15 +358,13 @@ func (k *key) Sign(_ io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, 
 			if isPSS {
 				s, err = r.Signature.Signature.RSAPSS()
 			}
-			if err != nil {
-				return err
+			if err == nil {
+				signature = s.Sig.Buffer
 			}
-			signature = s.Sig.Buffer
-			if isPSS && rsa.VerifyPSS(k.public.(*rsa.PublicKey), hash, digest, signature, pss) != nil {
-				return fmt.Errorf("the TPM makes RSA-PSS signatures with salts of another length: %w",
-					errors.ErrUnsupported)
+			if err == nil && isPSS && rsa.VerifyPSS(k.public.(*rsa.PublicKey), hash, digest, signature, pss) != nil {
+				err = fmt.Errorf("the TPM makes RSA-PSS salts of another length: %w", errors.ErrUnsupported)
 			}
-			return nil
+			return err
 		})
 		return signature, err
 	})

@@ -74,7 +74,8 @@ func TestTLS(t *testing.T) {
 	renewing := workload(t, ca, tpm, "/ecdsa", "ecdsa-p256", 20*time.Millisecond)
 	sources := map[string]spiffe.SVIDSource{
 		"TPM": renewing, "RSA in the TPM": workload(t, ca, tpm, "/rsa", "rsa-2048", time.Hour),
-		"P-384 in the TPM": workload(t, ca, tpm, "/p384", "ecdsa-p384", 20*time.Millisecond), "software": ca.SVID("/software"),
+		"P-384 in the TPM": workload(t, ca, tpm, "/p384", "ecdsa-p384", 20*time.Millisecond),
+		"software":         ca.SVID("/software"),
 	}
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		for server, s := range sources {
