@@ -29,12 +29,6 @@ import (
 
 var secret = []byte("0123456789abcdef0123456789ABCDEF")
 
-// custodian is what TPM.Custodian returns.
-type custodian interface {
-	ca.Custodian
-	ca.Sealer
-}
-
 func TestCustodian(t *testing.T) {
 	t.Parallel()
 	c := newChip(t)
