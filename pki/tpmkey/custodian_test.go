@@ -2,12 +2,14 @@ package tpmkey_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/x509"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-tpm/tpm2/transport"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -46,8 +49,49 @@ func TestSealer(t *testing.T) {
 		return func(t testing.TB) ca.Sealer { return must.Get(open(t, path).Custodian(dir))(t) }
 	}
 	dir, other := filepath.Join(t.TempDir(), "keys"), filepath.Join(t.TempDir(), "keys")
-	t.Run("prepare", func(t *testing.T) { _ = must.Get(sealer(other)(t).Seal(t.Context(), secret, nil))(t) })
+	t.Run("prepare", func(t *testing.T) {
+		s := sealer(other)(t)
+		one, two := must.Get(s.Seal(t.Context(), secret, nil))(t), must.Get(s.Seal(t.Context(), secret, nil))(t)
+		require.NotEqual(t, one[:20], two[:20], "each secret has a salt, and so a key, of its own")
+	})
 	custodiantest.Sealer(t, sealer(dir), sealer(other), sealer(filepath.Join(t.TempDir(), "keys")))
+}
+
+// A key that is made after its caller has gone is not kept.
+func TestLate(t *testing.T) {
+	t.Parallel()
+	chip := newChip(t)
+	slow, release := make(chan struct{}), make(chan struct{})
+	tpm := must.Get(tpmkey.New(func() (transport.TPMCloser, error) {
+		conn, err := net.Dial("unix", chip.socket)
+		if err != nil {
+			return nil, err
+		}
+		return &faulty{transport.FromReadWriteCloser(conn), func(command []byte) ([]byte, error) {
+			if bytes.Equal(command[6:10], []byte{0, 0, 1, 0x53}) { // TPM2_Create
+				close(slow)
+				<-release
+			}
+			return nil, nil
+		}}, nil
+	}))(t)
+	dir := filepath.Join(t.TempDir(), "keys")
+	c := must.Get(tpm.Custodian(dir))(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-slow
+		cancel()
+	}()
+	_, err := c.NewKey(ctx, "root", "ecdsa-p256")
+	require.ErrorIs(t, err, context.Canceled)
+	waiting, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	_, err = c.Keys(waiting, "")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	close(release)
+	require.Empty(t, must.Get(c.Keys(t.Context(), ""))(t))
+	require.Empty(t, must.Get(os.ReadDir(dir))(t))
+	noneLoadedAfter(t, tpm, chip)
 }
 
 // A directory and files that others can read are refused, and new ones are not readable.
