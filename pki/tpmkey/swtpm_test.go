@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/tpmkey"
 )
 
@@ -32,6 +33,7 @@ type chip struct {
 
 // newChip starts a new TPM, with seeds of its own.
 func newChip(t testing.TB) *chip {
+	rounds.NotShort(t)
 	if _, err := exec.LookPath("swtpm"); err != nil {
 		t.Skip("no swtpm, a software TPM, which the Debian package swtpm has")
 	}

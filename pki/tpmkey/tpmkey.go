@@ -11,10 +11,10 @@
 //	m, err := secretcache.Start(ctx, secretcache.Config{ID: web, CA: ca,
 //		NewKey: func() (crypto.Signer, error) { return tpm.NewKey("ecdsa-p256") }})
 //
-// Each renewal makes a new key. The program holds it only in a form that this TPM alone can decrypt, and a signature
-// loads it and removes it again. So keys that are no longer used take no room in the TPM, which has room for about
-// three, and all keys are gone when the program ends. The Manager works with packages spiffetls, crypto/tls and
-// net/http. What needs the bytes of the key refuses it: Secrets for Envoy, and files.
+// Each renewal makes a new key. The program holds it only in a form that this TPM alone can decrypt, and loads it for
+// each signature. So keys that are no longer used take no room in the TPM, which has room for about three, and all
+// keys are gone when the program ends. The Manager works with packages spiffetls, crypto/tls and net/http. What needs
+// the bytes of the key returns an error that says so: secrets for Envoy, and files.
 //
 // # Keys of a CA
 //
@@ -27,28 +27,28 @@
 // What an operator has to know:
 //
 //   - A TPM belongs to one machine. Replicas of a CA on several machines cannot share these keys.
-//   - Clearing the TPM (TPM2_Clear, often an entry in the firmware's menu) destroys all keys, as does the loss of the
-//     directory. Have a way to a new root, such as bundles with two roots from two CAs.
-//   - A copy of the directory is of no use without the TPM. Restoring a copy on the same machine brings keys back that
-//     were destroyed: Destroy deletes the file of a key, and its copy still signs.
+//   - Clearing the TPM destroys all keys: by TPM2_Clear, in the menu of the firmware, with some updates of firmware,
+//     or with a new mainboard. So does the loss of the directory. Have a plan for a new root.
+//   - A copy of the directory is of no use without the TPM. With this TPM, a copy brings back keys that were
+//     destroyed: Destroy deletes the file of a key, and its copy still signs.
 //   - A process that may use the TPM and read the directory can sign, and gets the secrets that are sealed. The TPM
-//     protects keys from being copied, and not from being used on this machine.
-//   - The wires between a TPM chip and the processor carry the secret that seals records in the clear. This matters
-//     against those who can open the machine while it runs; TPMs in firmware have no such wires.
+//     keeps keys from being copied, not from being used on this machine.
+//   - Between a TPM that is a chip and the processor, what opens a sealed secret passes in the clear. This matters
+//     against someone who opens the running machine.
+//   - A crash can leave a file whose name begins with "draft-". It is of no use.
 //
 // # The TPM
 //
-// All keys are children of the ECC storage key that TPM 2.0 Provisioning Guidance defines (P-256, under the owner
-// hierarchy), which each TPM makes again at will, so nothing is stored in the TPM. The owner hierarchy must have no
-// password. Authorizations with passwords or policies are not supported, and none is needed: no failure counts for
-// the TPM's dictionary attack lockout.
+// All keys are children of the storage key with P-256 under the owner hierarchy, by the template of the TCG, which a
+// TPM makes again when asked. So nothing is stored in the TPM. The owner hierarchy must have no password; passwords,
+// policies and PCRs are not supported. No failure counts for the TPM's lockout.
 //
-// On Linux use /dev/tpmrm0, by which several processes share the TPM: the kernel cleans up after each. The program's
-// user needs access to the device, usually by the group tss. A Unix socket, as of swtpm, works as well, but nothing
-// there cleans up after a process that was killed in a signature, and after about three the TPM has no room until it
-// restarts.
+// On Linux use /dev/tpmrm0, by which processes share the TPM, and the kernel cleans up after each. The user of the
+// program needs access to it, usually by the group tss. A Unix socket, as of swtpm, serves one process at a time, and
+// nothing cleans up after one that was killed during a signature, so the TPM may be full until it restarts.
 //
-// TPM chips take 20 to 200 ms for a signature with P-256, and do one thing at a time.
+// A TPM does one thing at a time, and chips take some tens of milliseconds for a signature with P-256, and longer with
+// RSA: measure yours before a busy server or CA uses it.
 package tpmkey
 
 import (
