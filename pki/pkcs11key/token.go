@@ -172,11 +172,12 @@ func try[T any](ctx context.Context, t *token, f func(*session) (T, error)) (v T
 }
 
 // lost are the answers after which a new session may help: the token was restarted or removed, or another part of the
-// process has ended the session, the login or the module.
+// process has ended the session, the login or the module, or destroyed an object.
 var lost = []pkcs11.Error{pkcs11.CKR_SESSION_HANDLE_INVALID, pkcs11.CKR_SESSION_CLOSED, pkcs11.CKR_DEVICE_ERROR,
 	pkcs11.CKR_DEVICE_REMOVED, pkcs11.CKR_TOKEN_NOT_PRESENT, pkcs11.CKR_TOKEN_NOT_RECOGNIZED,
 	pkcs11.CKR_SLOT_ID_INVALID, pkcs11.CKR_USER_NOT_LOGGED_IN, pkcs11.CKR_CRYPTOKI_NOT_INITIALIZED,
-	pkcs11.CKR_KEY_HANDLE_INVALID, pkcs11.CKR_OBJECT_HANDLE_INVALID}
+	pkcs11.CKR_KEY_HANDLE_INVALID, pkcs11.CKR_OBJECT_HANDLE_INVALID, pkcs11.CKR_GENERAL_ERROR,
+	pkcs11.CKR_FUNCTION_FAILED}
 
 // is says whether the module has answered with one of these codes.
 func is(err error, codes ...pkcs11.Error) bool {
@@ -723,7 +724,8 @@ func (t *token) Seal(ctx context.Context, secret, associated []byte) ([]byte, er
 			rand.Read(id)
 			_, err = s.module.GenerateKey(s.h, mechanism(pkcs11.CKM_AES_KEY_GEN, nil),
 				append(hidden(pkcs11.CKO_SECRET_KEY, pkcs11.CKK_AES, s.SealKey, id), attributes(
-					pkcs11.CKA_VALUE_LEN, 32, pkcs11.CKA_ENCRYPT, true, pkcs11.CKA_DECRYPT, true, pkcs11.CKA_WRAP, false)...))
+					pkcs11.CKA_VALUE_LEN, 32, pkcs11.CKA_ENCRYPT, true, pkcs11.CKA_DECRYPT, true,
+					pkcs11.CKA_WRAP, false, pkcs11.CKA_SIGN, false)...))
 			if err == nil {
 				keys, err = s.sealKeys()
 			}
@@ -759,8 +761,8 @@ func (t *token) Unseal(ctx context.Context, sealed, associated []byte) ([]byte, 
 		}
 		for range 2 { // modules have no common answer for this: the key must decrypt something else meanwhile
 			secret, err := s.decrypt(o, sealed, associated)
-			if err == nil || is(err, lost...) {
-				return secret, err
+			if err == nil {
+				return secret, nil
 			}
 			probe, e := s.encrypt(fingerprint, o, []byte("probe"), nil)
 			if e == nil {
