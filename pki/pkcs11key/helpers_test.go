@@ -37,11 +37,14 @@ const (
 	generateKeyPair = 59
 )
 
-// softHSM is the library, or "" if it is missing. TestMain makes its tokens, of which no two tests that disturb the
-// login of all use the same.
+// softHSM is the library, or "" if it is missing.
 var softHSM string
 
-var labels = []string{"ca", "pin", "login", "gone", "hang", "start", "twin", "twin", "race", "killed"}
+// labels are those of the tokens that TestMain makes. A test has one to itself, as SoftHSM fails when several change a
+// token at the same time.
+var labels = []string{"twin", "twin", "TestCustodian", "TestSealer", "TestTwoSealKeys", "TestOpen", "TestWrongPIN",
+	"TestLoginEnds", "TestLost", "TestUnsealDoubt", "TestMadeInSpite", "TestHang", "TestWrongSignatures", "TestHalves",
+	"TestSameName", "TestPrivate", "TestPublicKeys", "TestProcesses", "TestKilled", "TestRestart", "BenchmarkSign"}
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -88,12 +91,13 @@ func initTokens(dir string, labels ...string) error {
 	return nil
 }
 
-// options are those of a token of SoftHSM, with a file for its PIN.
-func options(t testing.TB, label string) Options {
+// options are those of the test's token, with a file for its PIN.
+func options(t testing.TB) Options {
 	t.Helper()
 	if softHSM == "" {
 		t.Skip("SoftHSM is missing: install softhsm2")
 	}
+	label, _, _ := strings.Cut(t.Name(), "/")
 	o := Options{Module: softHSM, Token: label, PINFile: filepath.Join(t.TempDir(), "pin")}
 	setPIN(t, o, userPIN)
 	return o
@@ -166,7 +170,7 @@ type raw struct {
 	h    pkcs11.SessionHandle
 }
 
-func newRaw(t testing.TB, label string) raw {
+func newRaw(t testing.TB, o Options) raw {
 	t.Helper()
 	r := raw{Ctx: pkcs11.New(softHSM)}
 	require.NotNil(t, r.Ctx)
@@ -174,7 +178,7 @@ func newRaw(t testing.TB, label string) raw {
 		require.Equal(t, pkcs11.Error(pkcs11.CKR_CRYPTOKI_ALREADY_INITIALIZED), err)
 	}
 	for _, id := range must.Get(r.GetSlotList(true))(t) {
-		if must.Get(r.GetTokenInfo(id))(t).Label == label {
+		if must.Get(r.GetTokenInfo(id))(t).Label == o.Token {
 			r.slot = id
 		}
 	}

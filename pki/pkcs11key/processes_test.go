@@ -59,7 +59,7 @@ func childOpen(ctx context.Context, label string, args []string) (Token, error) 
 
 // childShare seals, uses the keys of these names, and makes others.
 func childShare(ctx context.Context, args ...string) error {
-	k, err := childOpen(ctx, "race", args)
+	k, err := childOpen(ctx, "TestProcesses", args)
 	if err != nil {
 		return err
 	}
@@ -91,7 +91,7 @@ func childShare(ctx context.Context, args ...string) error {
 // Processes seal, make keys and sign at the same time; afterwards another has the keys and boxes of all.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
-	o := options(t, "race")
+	o := options(t)
 	o.SealKey = "of all"
 	k, ctx := openAs(t, o), t.Context()
 	var names []string
@@ -129,7 +129,7 @@ func TestProcesses(t *testing.T) {
 
 // childMake makes keys until it is killed.
 func childMake(ctx context.Context, args ...string) error {
-	k, err := childOpen(ctx, "killed", args)
+	k, err := childOpen(ctx, "TestKilled", args)
 	for i := 0; err == nil; i++ {
 		name := fmt.Sprint(args[2], i)
 		fmt.Println(name)
@@ -142,7 +142,7 @@ func childMake(ctx context.Context, args ...string) error {
 // destroyed.
 func TestKilled(t *testing.T) {
 	t.Parallel()
-	o := options(t, "killed")
+	o := options(t)
 	f := newFaulty(t)
 	k, ctx := openAs(t, o), t.Context()
 	for i := range 14 {
@@ -238,7 +238,7 @@ func childRestart(ctx context.Context, args ...string) error {
 // TestRestart is in a process of its own, as it ends the module for all of its process.
 func TestRestart(t *testing.T) {
 	t.Parallel()
-	o := options(t, "ca")
+	o := options(t)
 	c := start(t, "child-restart", softHSM, o.PINFile, t.TempDir())
 	for c.out.Scan() {
 		t.Log(c.out.Text())

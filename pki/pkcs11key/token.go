@@ -58,14 +58,14 @@ type redacted = redact.Text
 type token struct {
 	redacted
 	Options
-	module              *pkcs11.Ctx
-	signTime, loginTime time.Duration
-	places              chan struct{} // one for each call under way
-	hanging             atomic.Int32  // calls under way whose callers have left
-	idle                chan *session
-	closed              atomic.Bool
-	opening             chan struct{}          // one for who logs in
-	refused             atomic.Pointer[string] // a wrong PIN
+	module             *pkcs11.Ctx
+	signTime, turnTime time.Duration
+	places             chan struct{} // one for each call under way
+	hanging            atomic.Int32  // calls under way whose callers have left
+	idle               chan *session
+	closed             atomic.Bool
+	logins, changes    chan struct{}          // one for who logs in, and for who makes or destroys objects
+	refused            atomic.Pointer[string] // a wrong PIN
 }
 
 // session is a session of the module that is logged in, for one call at a time.
@@ -81,8 +81,8 @@ func open(ctx context.Context, o Options) (Token, error) {
 	}
 	t := &token{
 		redacted: redact.New(fmt.Sprintf("pkcs11key.Token(%q)", o.Token)), Options: o, module: pkcs11.New(o.Module),
-		signTime: 10 * time.Second, loginTime: 30 * time.Second, idle: make(chan *session, o.Sessions),
-		places: make(chan struct{}, o.Sessions), opening: make(chan struct{}, 1),
+		signTime: 10 * time.Second, turnTime: 30 * time.Second, idle: make(chan *session, o.Sessions),
+		places: make(chan struct{}, o.Sessions), logins: make(chan struct{}, 1), changes: make(chan struct{}, 1),
 	}
 	if t.module == nil {
 		_, err := os.Stat(o.Module)
@@ -213,18 +213,27 @@ func (t *token) drain() {
 	}
 }
 
+// alone waits for its turn. A call that hangs has it only for a while.
+func (t *token) alone(ctx context.Context, turn chan struct{}) (release func(), err error) {
+	select {
+	case turn <- struct{}{}:
+		release = sync.OnceFunc(func() { <-turn })
+		time.AfterFunc(t.turnTime, release)
+		return release, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
 func (t *token) newSession(ctx context.Context) (*session, error) {
 	if t.closed.Load() {
 		return nil, os.ErrClosed
 	}
-	select {
-	case t.opening <- struct{}{}: // so that one wrong PIN is tried once
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	release, err := t.alone(ctx, t.logins) // so that one wrong PIN is tried once
+	if err != nil {
+		return nil, err
 	}
-	release := sync.OnceFunc(func() { <-t.opening })
 	defer release()
-	defer time.AfterFunc(t.loginTime, release).Stop() // a login that hangs must not stop all others
 	if err := t.module.Initialize(); err != nil && !is(err, pkcs11.CKR_CRYPTOKI_ALREADY_INITIALIZED) {
 		return nil, fmt.Errorf("the module does not start: %w", err)
 	}
@@ -430,6 +439,11 @@ func (t *token) NewKey(ctx context.Context, name, algorithm string) (crypto.Sign
 		if _, ok := algorithms[algorithm]; !ok {
 			return nil, fmt.Errorf("unknown algorithm %q: %w", algorithm, errors.ErrUnsupported)
 		}
+		release, err := s.alone(ctx, s.changes) // some modules fail otherwise
+		if err != nil {
+			return nil, err
+		}
+		defer release()
 		found, err := s.find(name, pkcs11.CKO_PRIVATE_KEY, pkcs11.CKO_PUBLIC_KEY)
 		if err == nil && len(found) > 0 {
 			err = fs.ErrExist
@@ -552,6 +566,11 @@ func (s *session) public(o pkcs11.ObjectHandle) (crypto.PublicKey, error) {
 // Destroy implements ca.Custodian.
 func (t *token) Destroy(ctx context.Context, name string) error {
 	_, err := call(ctx, t, "destroy the key", name, func(s *session) (int, error) {
+		release, err := s.alone(ctx, s.changes)
+		if err != nil {
+			return 0, err
+		}
+		defer release()
 		found, err := s.find(name, pkcs11.CKO_PRIVATE_KEY, pkcs11.CKO_PUBLIC_KEY)
 		for _, o := range found {
 			if err == nil {
@@ -718,6 +737,11 @@ func (s *session) decrypt(o pkcs11.ObjectHandle, box, associated []byte) (secret
 func (t *token) Seal(ctx context.Context, secret, associated []byte) ([]byte, error) {
 	secret, associated = bytes.Clone(secret), bytes.Clone(associated) // the call may outlive its caller
 	return call(ctx, t, "seal with the key", t.SealKey, func(s *session) ([]byte, error) {
+		release, err := s.alone(ctx, s.changes)
+		if err != nil {
+			return nil, err
+		}
+		defer release()
 		keys, err := s.sealKeys()
 		if err == nil && len(keys) == 0 {
 			id := make([]byte, 16)

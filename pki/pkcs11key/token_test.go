@@ -20,6 +20,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,14 +37,14 @@ import (
 
 func TestCustodian(t *testing.T) {
 	t.Parallel()
-	o := options(t, "ca")
+	o := options(t)
 	custodiantest.Run(t, func(t testing.TB) ca.Custodian { return openAs(t, o) }, custodiantest.Options{})
 }
 
 func TestSealer(t *testing.T) {
 	t.Parallel()
 	labelled := func(label string) func(t testing.TB) ca.Sealer {
-		o := options(t, "ca")
+		o := options(t)
 		o.SealKey = label
 		return func(t testing.TB) ca.Sealer { return openAs(t, o) }
 	}
@@ -56,9 +57,9 @@ func TestSealer(t *testing.T) {
 // Of two keys that seal, as two processes may make them, each unseals what it sealed.
 func TestTwoSealKeys(t *testing.T) {
 	t.Parallel()
-	o := options(t, "ca")
+	o := options(t)
 	o.SealKey = "two"
-	k, r := openAs(t, o), newRaw(t, "ca")
+	k, r := openAs(t, o), newRaw(t, o)
 	boxes := [][]byte{must.Get(k.Seal(t.Context(), []byte("secret"), nil))(t)}
 	first := r.objects(t, pkcs11.CKA_LABEL, "two")
 	require.Len(t, first, 1)
@@ -95,7 +96,7 @@ func TestOpen(t *testing.T) {
 		"long":        {func(o *Options) { setPIN(t, *o, strings.Repeat("1", 2000)) }, "1024 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := options(t, "start")
+			o := options(t)
 			c.change(&o)
 			_, err := Open(t.Context(), o)
 			must.Fail(t, err, c.want)
@@ -103,12 +104,12 @@ func TestOpen(t *testing.T) {
 			assert.NotContains(t, err.Error(), userPIN)
 		})
 	}
-	o := options(t, "ca")
+	o := options(t)
 	k := must.Get(Open(t.Context(), o))(t)
 	name := newName()
 	key := must.Get(k.NewKey(t.Context(), name, "ecdsa-p256"))(t)
 	for _, format := range []string{"%v", "%+v", "%#v", "%d"} {
-		assert.Regexp(t, `pkcs11key\.Token\("ca"\).*pkcs11key\.Key\("svidkit-`, fmt.Sprintf(format+" "+format, k, key))
+		assert.Regexp(t, `pkcs11key\.Token\("TestOpen"\).*pkcs11key\.Key\("svidkit-`, fmt.Sprintf(format+" "+format, k, key))
 	}
 	require.NoError(t, k.Destroy(t.Context(), name))
 	require.NoError(t, k.Close())
@@ -136,7 +137,7 @@ func signed(key crypto.Signer) ([]byte, error) {
 // A wrong PIN is tried once, by however many callers, until the file has another. The last try is for the operator.
 func TestWrongPIN(t *testing.T) {
 	t.Parallel()
-	o := options(t, "pin")
+	o := options(t)
 	f := newFaulty(t)
 	o.Module = f.path
 	setPIN(t, o, "not-the-PIN")
@@ -152,7 +153,7 @@ func TestWrongPIN(t *testing.T) {
 	require.Equal(t, 1, f.calls(login))
 	f.set()
 
-	k, r := openAs(t, o), newRaw(t, "pin")
+	k, r := openAs(t, o), newRaw(t, o)
 	name := newName()
 	key := must.Get(k.NewKey(t.Context(), name, "ecdsa-p256"))(t)
 	require.Equal(t, 2, f.calls(login))
@@ -179,7 +180,7 @@ func TestWrongPIN(t *testing.T) {
 // taken for gone.
 func TestLoginEnds(t *testing.T) {
 	t.Parallel()
-	o := options(t, "login")
+	o := options(t)
 	o.SealKey = "seals"
 	k, ctx := openAs(t, o), t.Context()
 	for name, end := range map[string]func(raw) error{
@@ -217,10 +218,10 @@ func TestLoginEnds(t *testing.T) {
 					return nil
 				}},
 			} {
-				require.NoError(t, end(newRaw(t, "login")))
+				require.NoError(t, end(newRaw(t, o)))
 				require.NoError(t, step.try(), step.what)
 			}
-			r := newRaw(t, "login")
+			r := newRaw(t, o)
 			assert.Len(t, r.objects(t, pkcs11.CKA_LABEL, "seals"), 1)
 		})
 	}
@@ -230,7 +231,7 @@ func TestLoginEnds(t *testing.T) {
 // and no loss; afterwards all is well.
 func TestLost(t *testing.T) {
 	t.Parallel()
-	o := options(t, "gone")
+	o := options(t)
 	f := newFaulty(t)
 	o.Module, o.SealKey = f.path, "seals"
 	k, ctx, name := openAs(t, o), t.Context(), newName()
@@ -281,7 +282,7 @@ func TestLost(t *testing.T) {
 // An error that modules give for altered boxes, too, is one only if the key works otherwise, twice.
 func TestUnsealDoubt(t *testing.T) {
 	t.Parallel()
-	o := options(t, "ca")
+	o := options(t)
 	f := newFaulty(t)
 	o.Module, o.SealKey = f.path, "doubt"
 	k := openAs(t, o)
@@ -312,7 +313,7 @@ func TestUnsealDoubt(t *testing.T) {
 // Making a pair is not tried twice, as the first may be there.
 func TestMadeInSpite(t *testing.T) {
 	t.Parallel()
-	o := options(t, "ca")
+	o := options(t)
 	f := newFaulty(t)
 	o.Module = f.path
 	k, ctx, name := openAs(t, o), t.Context(), newName()
@@ -331,14 +332,14 @@ func TestMadeInSpite(t *testing.T) {
 // While all calls hang, callers leave in time and others fail at once; when the module answers, all goes on.
 func TestHang(t *testing.T) {
 	t.Parallel()
-	o := options(t, "hang")
+	o := options(t)
 	f := newFaulty(t)
 	o.Module, o.Sessions = f.path, 4
 	k, ctx, name := openAs(t, o), t.Context(), newName()
 	key := must.Get(k.NewKey(ctx, name, "ecdsa-p256"))(t)
 	t.Cleanup(func() { assert.NoError(t, k.Destroy(context.Background(), name)) })
 	require.Equal(t, 10*time.Second, k.signTime)
-	require.Equal(t, 30*time.Second, k.loginTime)
+	require.Equal(t, 30*time.Second, k.turnTime)
 
 	var wg sync.WaitGroup
 	for range 40 { // more than places, which they wait for
@@ -375,8 +376,8 @@ func TestHang(t *testing.T) {
 	assert.Empty(t, must.Get(k.Keys(ctx, other))(t))
 
 	// A login that hangs gives way to the next.
-	k.loginTime = 300 * time.Millisecond
-	r := newRaw(t, "hang")
+	k.turnTime = 300 * time.Millisecond
+	r := newRaw(t, o)
 	require.NoError(t, r.CloseAllSessions(r.slot))
 	f.set(fmt.Sprintf("%d hang 0 1", login))
 	must.Fail(t, must.Err(signed(key)), context.DeadlineExceeded)
@@ -389,7 +390,7 @@ func TestHang(t *testing.T) {
 // Signatures of a wrong size are errors; wrong ones of the right size are caught by the CA, and no certificate has one.
 func TestWrongSignatures(t *testing.T) {
 	t.Parallel()
-	o := options(t, "ca")
+	o := options(t)
 	f := newFaulty(t)
 	o.Module, o.SealKey = f.path, "of a CA"
 	k, ctx := openAs(t, o), t.Context()
@@ -426,7 +427,8 @@ func TestWrongSignatures(t *testing.T) {
 // What only half of is there is listed, refused and destroyed, beside what others have under the same label.
 func TestHalves(t *testing.T) {
 	t.Parallel()
-	k, r, ctx := openAs(t, options(t, "ca")), newRaw(t, "ca"), t.Context()
+	o := options(t)
+	k, r, ctx := openAs(t, o), newRaw(t, o), t.Context()
 	for _, c := range []struct {
 		kept int
 		want string
@@ -456,43 +458,48 @@ func TestHalves(t *testing.T) {
 	}
 }
 
-// Several make keys of the same names at once: no name has two keys, and who is told that it has made one has.
+// Of several callers with one name, one makes the key. If another process makes one meanwhile, the later destroys its
+// own.
 func TestSameName(t *testing.T) {
 	t.Parallel()
-	o := options(t, "ca")
-	ctx, tokens := t.Context(), []*token{openAs(t, o), openAs(t, o), openAs(t, o)}
-	won := 0
-	for range 40 {
-		name, made := newName(), make([]crypto.Signer, len(tokens))
-		var wg sync.WaitGroup
-		for i, k := range tokens {
-			wg.Go(func() {
-				var err error
-				if made[i], err = k.NewKey(ctx, name, "ecdsa-p256"); err != nil {
-					assert.ErrorIs(t, err, fs.ErrExist)
-				}
-			})
-		}
-		wg.Wait()
-		made = slices.DeleteFunc(made, func(k crypto.Signer) bool { return k == nil })
-		require.LessOrEqual(t, len(made), 1)
-		require.Len(t, must.Get(tokens[0].Keys(ctx, name))(t), len(made))
-		for _, key := range made {
-			found := must.Get(tokens[0].Key(ctx, name))(t)
-			assert.True(t, pki.PublicKeysEqual(key.Public(), found.Public()))
-			won++
-		}
-		require.NoError(t, tokens[0].Destroy(ctx, name))
+	o := options(t)
+	f := newFaulty(t)
+	k, ctx, name := openAs(t, o), t.Context(), newName()
+	var wg sync.WaitGroup
+	var won atomic.Int32
+	for range 10 {
+		wg.Go(func() {
+			if err := must.Err(k.NewKey(ctx, name, "ecdsa-p256")); err == nil {
+				won.Add(1)
+			} else {
+				assert.ErrorIs(t, err, fs.ErrExist)
+			}
+		})
 	}
-	t.Log("of 40 names, a key has ", won)
+	wg.Wait()
+	require.EqualValues(t, 1, won.Load())
+	require.NoError(t, k.Destroy(ctx, name))
+
+	o.Module = f.path
+	slow := openAs(t, o)
+	f.set(fmt.Sprintf("%d hang 0 0", generateKeyPair))
+	wg.Go(func() { assert.ErrorIs(t, must.Err(slow.NewKey(ctx, name, "ecdsa-p256")), fs.ErrExist) })
+	require.Eventually(t, func() bool { return f.calls(generateKeyPair) == 1 }, 20*time.Second, 5*time.Millisecond)
+	key := must.Get(k.NewKey(ctx, name, "ecdsa-p256"))(t)
+	f.set()
+	wg.Wait()
+	found := must.Get(k.Key(ctx, name))(t)
+	assert.True(t, pki.PublicKeysEqual(key.Public(), found.Public()))
+	_ = must.Get(signed(found))(t)
+	require.NoError(t, k.Destroy(ctx, name))
 }
 
 // The token gives no private value away, allows only signatures, and a key that could leave it is not used.
 func TestPrivate(t *testing.T) {
 	t.Parallel()
-	o := options(t, "ca")
+	o := options(t)
 	o.SealKey = "private"
-	k, r, ctx := openAs(t, o), newRaw(t, "ca"), t.Context()
+	k, r, ctx := openAs(t, o), newRaw(t, o), t.Context()
 	_ = must.Get(k.Seal(ctx, []byte("secret"), nil))(t)
 	values := map[string]int{"ecdsa-p256": pkcs11.CKA_VALUE, "ed25519": pkcs11.CKA_VALUE,
 		"rsa-2048": pkcs11.CKA_PRIVATE_EXPONENT}
@@ -532,7 +539,8 @@ func TestPrivate(t *testing.T) {
 // Some tokens give the point of a curve without the OCTET STRING around it, whose tag it also begins with.
 func TestPublicKeys(t *testing.T) {
 	t.Parallel()
-	k, r := openAs(t, options(t, "ca")), newRaw(t, "ca")
+	o := options(t)
+	k, r := openAs(t, o), newRaw(t, o)
 	s := &session{token: k, h: r.h}
 	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	tricky := key
@@ -607,7 +615,7 @@ func TestUnfit(t *testing.T) {
 }
 
 func BenchmarkSign(b *testing.B) {
-	k := openAs(b, options(b, "ca"))
+	k := openAs(b, options(b))
 	for _, algorithm := range []string{"ecdsa-p256", "ed25519", "rsa-2048"} {
 		name := newName()
 		key := must.Get(k.NewKey(b.Context(), name, algorithm))(b)
