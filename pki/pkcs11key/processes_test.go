@@ -216,7 +216,7 @@ func childRestart(ctx context.Context, args ...string) error {
 	}{
 		{func() error { return nil }, ""},
 		{module.Finalize, ""},
-		{func() error { return errors.Join(module.Finalize(), moveTokens(args[2], args[2]+"/away")) }, "no token"},
+		{func() error { return errors.Join(module.Finalize(), moveTokens(args[2], args[2]+"/away")) }, "0 tokens"},
 		{func() error { return errors.Join(module.Finalize(), moveTokens(args[2]+"/away", args[2])) }, ""},
 	} {
 		if err := step.do(); err != nil {

@@ -225,6 +225,18 @@ func (t *token) alone(ctx context.Context, turn chan struct{}) (release func(), 
 	}
 }
 
+// change is a call that makes or destroys objects, one at a time: some modules fail otherwise.
+func change[T any](ctx context.Context, t *token, what, name string, f func(*session) (T, error)) (T, error) {
+	return call(ctx, t, what, name, func(s *session) (v T, err error) {
+		release, err := t.alone(ctx, t.changes)
+		if err != nil {
+			return v, err
+		}
+		defer release()
+		return f(s)
+	})
+}
+
 func (t *token) newSession(ctx context.Context) (*session, error) {
 	if t.closed.Load() {
 		return nil, os.ErrClosed
@@ -260,25 +272,22 @@ func (t *token) newSession(ctx context.Context) (*session, error) {
 func (t *token) slot() (slot, flags uint, err error) {
 	slots, err := t.module.GetSlotList(true)
 	var labels []string
+	found := 0
 	for _, id := range slots {
 		info, e := t.module.GetTokenInfo(id)
 		if e != nil {
 			err = e
-			continue
-		}
-		if labels = append(labels, info.Label); info.Label == t.Token {
-			slot, flags = id, info.Flags
+		} else if labels = append(labels, info.Label); info.Label == t.Token {
+			slot, flags, found = id, info.Flags, found+1
 		}
 	}
-	switch n := len(slices.DeleteFunc(slices.Clone(labels), func(l string) bool { return l != t.Token })); {
-	case n > 1:
-		return 0, 0, fmt.Errorf("%d tokens have this label; give each its own", n)
-	case n == 0 && err != nil:
+	switch {
+	case found == 1:
+		return slot, flags, nil
+	case found == 0 && err != nil:
 		return 0, 0, fmt.Errorf("no token that can be read has this label: %w", err)
-	case n == 0:
-		return 0, 0, fmt.Errorf("no token has this label; the module has the tokens %q", labels)
 	}
-	return slot, flags, nil
+	return 0, 0, fmt.Errorf("%d tokens have this label; the module has the tokens %q", found, labels)
 }
 
 // loggedIn returns CKR_USER_NOT_LOGGED_IN if the session does not see what is private.
@@ -432,41 +441,28 @@ func marshal(v any) []byte {
 // NewKey implements ca.Custodian.
 func (t *token) NewKey(ctx context.Context, name, algorithm string) (crypto.Signer, error) {
 	var last error // of an attempt to make the pair, which is the only one
-	return signer(call(ctx, t, "make the key", name, func(s *session) (k *key, err error) {
+	return change(ctx, t, "make the key", name, func(s *session) (k crypto.Signer, err error) {
 		if last != nil {
 			return nil, last
 		}
 		if _, ok := algorithms[algorithm]; !ok {
 			return nil, fmt.Errorf("unknown algorithm %q: %w", algorithm, errors.ErrUnsupported)
 		}
-		release, err := s.alone(ctx, s.changes) // some modules fail otherwise
-		if err != nil {
-			return nil, err
-		}
-		defer release()
 		found, err := s.find(name, pkcs11.CKO_PRIVATE_KEY, pkcs11.CKO_PUBLIC_KEY)
 		if err == nil && len(found) > 0 {
 			err = fs.ErrExist
 		}
-		if err != nil {
-			return nil, err
+		if err == nil {
+			k, err = s.generate(ctx, name, algorithm)
+			last = err
 		}
-		k, last = s.generate(ctx, name, algorithm)
-		return k, last
-	}))
-}
-
-// signer keeps a nil *key out of the interface.
-func signer(k *key, err error) (crypto.Signer, error) {
-	if err != nil {
-		return nil, err
-	}
-	return k, nil
+		return k, err
+	})
 }
 
 // generate makes a pair. Tokens allow several with one label: if another process has made one meanwhile, generate
 // destroys its own.
-func (s *session) generate(ctx context.Context, name, algorithm string) (*key, error) {
+func (s *session) generate(ctx context.Context, name, algorithm string) (crypto.Signer, error) {
 	a, id := algorithms[algorithm], make([]byte, 16)
 	rand.Read(id)
 	public := append(named(pkcs11.CKO_PUBLIC_KEY, a.keyType, name, id), attributes(pkcs11.CKA_VERIFY, true)...)
@@ -500,11 +496,11 @@ func (s *session) generate(ctx context.Context, name, algorithm string) (*key, e
 
 // Key implements ca.Custodian.
 func (t *token) Key(ctx context.Context, name string) (crypto.Signer, error) {
-	return signer(call(ctx, t, "find the key", name, func(s *session) (*key, error) { return s.load(name) }))
+	return call(ctx, t, "find the key", name, func(s *session) (crypto.Signer, error) { return s.load(name) })
 }
 
 // load finds a pair.
-func (s *session) load(name string) (*key, error) {
+func (s *session) load(name string) (crypto.Signer, error) {
 	private, err := s.one(name, pkcs11.CKO_PRIVATE_KEY)
 	if err != nil {
 		return nil, err
@@ -565,12 +561,7 @@ func (s *session) public(o pkcs11.ObjectHandle) (crypto.PublicKey, error) {
 
 // Destroy implements ca.Custodian.
 func (t *token) Destroy(ctx context.Context, name string) error {
-	_, err := call(ctx, t, "destroy the key", name, func(s *session) (int, error) {
-		release, err := s.alone(ctx, s.changes)
-		if err != nil {
-			return 0, err
-		}
-		defer release()
+	_, err := change(ctx, t, "destroy the key", name, func(s *session) (int, error) {
 		found, err := s.find(name, pkcs11.CKO_PRIVATE_KEY, pkcs11.CKO_PUBLIC_KEY)
 		for _, o := range found {
 			if err == nil {
@@ -678,12 +669,9 @@ func prepare(public any, digest []byte, o crypto.SignerOpts) (m []*pkcs11.Mechan
 			}
 			return mechanism(pkcs11.CKM_RSA_PKCS_PSS, pkcs11.NewPSSParams(h, mgf, uint(salt))), data, p.Size(), nil
 		}
-		info := pkix.AlgorithmIdentifier{Parameters: asn1.NullRawValue,
-			Algorithm: asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 2, 1 + n}}
-		data = marshal(struct { // DigestInfo of RFC 8017
-			A pkix.AlgorithmIdentifier
-			D []byte
-		}{info, data})
+		size := byte(hash.Size()) // DigestInfo of RFC 8017, section 9.2, with an OID that ends in 1, 2 or 3
+		data = append([]byte{0x30, 17 + size, 0x30, 13, 6, 9, 0x60, 0x86, 0x48, 1, 0x65, 3, 4, 2, byte(1 + n), 5, 0, 4, size},
+			digest...)
 		return mechanism(pkcs11.CKM_RSA_PKCS, nil), data, p.Size(), nil
 	}
 	return nil, nil, 0, unfit
@@ -736,12 +724,7 @@ func (s *session) decrypt(o pkcs11.ObjectHandle, box, associated []byte) (secret
 // Seal implements ca.Sealer.
 func (t *token) Seal(ctx context.Context, secret, associated []byte) ([]byte, error) {
 	secret, associated = bytes.Clone(secret), bytes.Clone(associated) // the call may outlive its caller
-	return call(ctx, t, "seal with the key", t.SealKey, func(s *session) ([]byte, error) {
-		release, err := s.alone(ctx, s.changes)
-		if err != nil {
-			return nil, err
-		}
-		defer release()
+	return change(ctx, t, "seal with the key", t.SealKey, func(s *session) ([]byte, error) {
 		keys, err := s.sealKeys()
 		if err == nil && len(keys) == 0 {
 			id := make([]byte, 16)

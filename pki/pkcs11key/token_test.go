@@ -90,7 +90,7 @@ func TestOpen(t *testing.T) {
 		"no module":   {func(o *Options) { o.Module = "/nowhere/p11.so" }, "/nowhere/p11.so"},
 		"no library":  {func(o *Options) { o.Module = o.PINFile }, "not a PKCS#11 library"},
 		"no token":    {func(o *Options) { o.Token = "nowhere" }, `the tokens ["`},
-		"two tokens":  {func(o *Options) { o.Token = "twin" }, "2 tokens"},
+		"two tokens":  {func(o *Options) { o.Token = "twin" }, "2 tokens have"},
 		"no file":     {func(o *Options) { o.PINFile += "s" }, "cannot read the PIN"},
 		"empty":       {func(o *Options) { setPIN(t, *o, " ") }, "there is no PIN"},
 		"long":        {func(o *Options) { setPIN(t, *o, strings.Repeat("1", 2000)) }, "1024 bytes"},
