@@ -40,13 +40,11 @@ const (
 	signEdwards     = 0x1057 // CKM_EDDSA
 )
 
-// A sealed secret is the format, the fingerprint of the key's CKA_ID, the nonce, and what AES-GCM makes of the secret.
+// A sealed secret is the format, the nonce, and what AES-GCM makes of the secret.
 const (
-	sealFormat      = 1
-	fingerprintSize = 16
-	nonceSize       = 12
-	sealHeader      = 1 + fingerprintSize + nonceSize
-	tagSize         = 16
+	sealFormat = 1
+	sealHeader = 1 + 12
+	tagSize    = 16
 )
 
 var errTwo = errors.New("the token has several keys of this name")
@@ -332,14 +330,15 @@ func attributes(pairs ...any) (list []*pkcs11.Attribute) {
 }
 
 // named are the attributes of an object that stays in the token.
-func named(class, keyType int, name string, id []byte) []*pkcs11.Attribute {
+func named(class, keyType int, name string) []*pkcs11.Attribute {
+	id := sha256.Sum256([]byte(name)) // of both halves
 	return attributes(pkcs11.CKA_CLASS, class, pkcs11.CKA_KEY_TYPE, keyType, pkcs11.CKA_TOKEN, true,
-		pkcs11.CKA_LABEL, name, pkcs11.CKA_ID, id)
+		pkcs11.CKA_LABEL, name, pkcs11.CKA_ID, id[:16])
 }
 
 // hidden are the attributes of an object whose value stays in the token.
-func hidden(class, keyType int, name string, id []byte) []*pkcs11.Attribute {
-	return append(named(class, keyType, name, id), attributes(pkcs11.CKA_PRIVATE, true, pkcs11.CKA_SENSITIVE, true,
+func hidden(class, keyType int, name string) []*pkcs11.Attribute {
+	return append(named(class, keyType, name), attributes(pkcs11.CKA_PRIVATE, true, pkcs11.CKA_SENSITIVE, true,
 		pkcs11.CKA_EXTRACTABLE, false, pkcs11.CKA_UNWRAP, false)...)
 }
 
@@ -396,16 +395,13 @@ func (s *session) get(o pkcs11.ObjectHandle, kinds ...int) (values [][]byte, err
 	return values, err
 }
 
-// keeps returns the attribute CKA_ID of a key, or an error if the key can leave the token.
-func (s *session) keeps(o pkcs11.ObjectHandle) ([]byte, error) {
-	v, err := s.get(o, pkcs11.CKA_ID, pkcs11.CKA_SENSITIVE, pkcs11.CKA_EXTRACTABLE)
-	if err != nil {
-		return nil, err
+// keeps returns an error if the key can leave the token.
+func (s *session) keeps(o pkcs11.ObjectHandle) error {
+	v, err := s.get(o, pkcs11.CKA_SENSITIVE, pkcs11.CKA_EXTRACTABLE)
+	if err == nil && (!bytes.Equal(v[0], []byte{1}) || !bytes.Equal(v[1], []byte{0})) {
+		err = errors.New("the key can leave the token: it is extractable or not sensitive")
 	}
-	if !bytes.Equal(v[1], []byte{1}) || !bytes.Equal(v[2], []byte{0}) {
-		return nil, errors.New("the key can leave the token: it is extractable or not sensitive")
-	}
-	return v[0], nil
+	return err
 }
 
 // algorithms are, by name, the parameters of RSA keys and of elliptic curves.
@@ -463,16 +459,15 @@ func (t *token) NewKey(ctx context.Context, name, algorithm string) (crypto.Sign
 // generate makes a pair. Tokens allow several with one label: if another process has made one meanwhile, generate
 // destroys its own.
 func (s *session) generate(ctx context.Context, name, algorithm string) (crypto.Signer, error) {
-	a, id := algorithms[algorithm], make([]byte, 16)
-	rand.Read(id)
-	public := append(named(pkcs11.CKO_PUBLIC_KEY, a.keyType, name, id), attributes(pkcs11.CKA_VERIFY, true)...)
+	a := algorithms[algorithm]
+	public := append(named(pkcs11.CKO_PUBLIC_KEY, a.keyType, name), attributes(pkcs11.CKA_VERIFY, true)...)
 	if a.curve != nil {
 		public = append(public, attributes(pkcs11.CKA_EC_PARAMS, marshal(a.curve))...)
 	} else {
 		public = append(public, attributes(pkcs11.CKA_MODULUS_BITS, a.bits,
 			pkcs11.CKA_PUBLIC_EXPONENT, []byte{1, 0, 1}, pkcs11.CKA_ENCRYPT, false, pkcs11.CKA_WRAP, false)...)
 	}
-	private := append(hidden(pkcs11.CKO_PRIVATE_KEY, a.keyType, name, id),
+	private := append(hidden(pkcs11.CKO_PRIVATE_KEY, a.keyType, name),
 		attributes(pkcs11.CKA_SIGN, true, pkcs11.CKA_DECRYPT, false)...)
 	publicHalf, privateHalf, err := s.module.GenerateKeyPair(s.h, mechanism(a.generate, nil), public, private)
 	if is(err, pkcs11.CKR_MECHANISM_INVALID, pkcs11.CKR_CURVE_NOT_SUPPORTED, pkcs11.CKR_KEY_SIZE_RANGE) {
@@ -505,7 +500,7 @@ func (s *session) load(name string) (crypto.Signer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err = s.keeps(private); err != nil {
+	if err = s.keeps(private); err != nil {
 		return nil, err
 	}
 	o, err := s.one(name, pkcs11.CKO_PUBLIC_KEY)
@@ -636,15 +631,15 @@ func (k *key) Sign(_ io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, 
 	})
 }
 
-// prepare returns the mechanism, what it signs, and the size of the token's signature. The call may outlive its
-// caller, so that data is a copy.
-func prepare(public any, digest []byte, o crypto.SignerOpts) (m []*pkcs11.Mechanism, data []byte, size int, err error) {
-	hash, unfit := o.HashFunc(), fmt.Errorf("a %T, %T and %v: %w", public, o, o.HashFunc(), errors.ErrUnsupported)
+// prepare returns the mechanism, a copy of what it signs, as the call may outlive its caller, and the size of the
+// token's signature.
+func prepare(key any, digest []byte, o crypto.SignerOpts) (_ []*pkcs11.Mechanism, data []byte, size int, err error) {
+	hash, unfit := o.HashFunc(), fmt.Errorf("a %T, %T and %v: %w", key, o, o.HashFunc(), errors.ErrUnsupported)
 	if hash != 0 && len(digest) != hash.Size() {
 		return nil, nil, 0, fmt.Errorf("the digest has %d bytes in place of %d", len(digest), hash.Size())
 	}
 	data = bytes.Clone(digest)
-	switch p := public.(type) {
+	switch p := key.(type) {
 	case ed25519.PublicKey:
 		if ed, ok := o.(*ed25519.Options); hash == 0 && !(ok && ed.Context != "") {
 			return mechanism(signEdwards, nil), data, ed25519.SignatureSize, nil
@@ -670,50 +665,45 @@ func prepare(public any, digest []byte, o crypto.SignerOpts) (m []*pkcs11.Mechan
 			return mechanism(pkcs11.CKM_RSA_PKCS_PSS, pkcs11.NewPSSParams(h, mgf, uint(salt))), data, p.Size(), nil
 		}
 		size := byte(hash.Size()) // DigestInfo of RFC 8017, section 9.2, with an OID that ends in 1, 2 or 3
-		data = append([]byte{0x30, 17 + size, 0x30, 13, 6, 9, 0x60, 0x86, 0x48, 1, 0x65, 3, 4, 2, byte(1 + n), 5, 0, 4, size},
-			digest...)
+		data = slices.Concat([]byte{0x30, 17 + size, 0x30, 13, 6, 9, 0x60, 0x86, 0x48, 1, 0x65, 3, 4, 2, byte(1 + n)},
+			[]byte{5, 0, 4, size}, digest)
 		return mechanism(pkcs11.CKM_RSA_PKCS, nil), data, p.Size(), nil
 	}
 	return nil, nil, 0, unfit
 }
 
-// sealKeys returns the keys that seal, by fingerprint. Processes that seal for the first time at the same time may
-// make one each: all stay, as what is sealed says by which.
-func (s *session) sealKeys() (map[string]pkcs11.ObjectHandle, error) {
+// sealKeys returns the keys that seal. Processes that seal for the first time at the same time may make one each, and
+// all stay.
+func (s *session) sealKeys() ([]pkcs11.ObjectHandle, error) {
 	if s.SealKey == "" {
 		return nil, errors.New("no label is configured")
 	}
-	found, err := s.find(s.SealKey, pkcs11.CKO_SECRET_KEY)
-	keys := map[string]pkcs11.ObjectHandle{}
-	for _, o := range found {
-		id, err := s.keeps(o)
-		if err != nil {
-			return nil, err
+	keys, err := s.find(s.SealKey, pkcs11.CKO_SECRET_KEY)
+	for _, o := range keys {
+		if err == nil {
+			err = s.keeps(o)
 		}
-		sum := sha256.Sum256(id)
-		keys[string(sum[:fingerprintSize])] = o
 	}
 	return keys, err
 }
 
-// encrypt seals.
-func (s *session) encrypt(fingerprint string, o pkcs11.ObjectHandle, secret, associated []byte) (box []byte, err error) {
-	nonce := make([]byte, nonceSize)
+func (s *session) encrypt(o pkcs11.ObjectHandle, secret, associated []byte) (box []byte, err error) {
+	nonce := make([]byte, sealHeader-1)
 	rand.Read(nonce)
-	p := pkcs11.NewGCMParams(nonce, associated, tagSize*8)
+	p := pkcs11.NewGCMParams(nonce, associated, 8*tagSize)
 	defer p.Free()
 	if err = s.module.EncryptInit(s.h, mechanism(pkcs11.CKM_AES_GCM, p), o); err == nil {
 		box, err = s.module.Encrypt(s.h, secret)
 	}
-	if nonce = p.IV(); err == nil && len(nonce) != nonceSize { // some tokens take their own
-		err = fmt.Errorf("the token uses a nonce of %d bytes", len(nonce))
+	box = slices.Concat([]byte{sealFormat}, p.IV(), box) // some tokens take their own nonce
+	if err == nil && len(box) != sealHeader+len(secret)+tagSize {
+		err = fmt.Errorf("the token makes a nonce and a tag of %d bytes", len(box)-1-len(secret))
 	}
-	return slices.Concat([]byte{sealFormat}, []byte(fingerprint), nonce, box), err
+	return box, err
 }
 
-// decrypt unseals.
 func (s *session) decrypt(o pkcs11.ObjectHandle, box, associated []byte) (secret []byte, err error) {
-	p := pkcs11.NewGCMParams(box[1+fingerprintSize:sealHeader], associated, tagSize*8)
+	p := pkcs11.NewGCMParams(box[1:sealHeader], associated, 8*tagSize)
 	defer p.Free()
 	if err = s.module.DecryptInit(s.h, mechanism(pkcs11.CKM_AES_GCM, p), o); err == nil {
 		secret, err = s.module.Decrypt(s.h, box[sealHeader:])
@@ -727,22 +717,15 @@ func (t *token) Seal(ctx context.Context, secret, associated []byte) ([]byte, er
 	return change(ctx, t, "seal with the key", t.SealKey, func(s *session) ([]byte, error) {
 		keys, err := s.sealKeys()
 		if err == nil && len(keys) == 0 {
-			id := make([]byte, 16)
-			rand.Read(id)
-			_, err = s.module.GenerateKey(s.h, mechanism(pkcs11.CKM_AES_KEY_GEN, nil),
-				append(hidden(pkcs11.CKO_SECRET_KEY, pkcs11.CKK_AES, s.SealKey, id), attributes(
-					pkcs11.CKA_VALUE_LEN, 32, pkcs11.CKA_ENCRYPT, true, pkcs11.CKA_DECRYPT, true,
-					pkcs11.CKA_WRAP, false, pkcs11.CKA_SIGN, false)...))
-			if err == nil {
-				keys, err = s.sealKeys()
-			}
+			keys = make([]pkcs11.ObjectHandle, 1)
+			keys[0], err = s.module.GenerateKey(s.h, mechanism(pkcs11.CKM_AES_KEY_GEN, nil),
+				append(hidden(pkcs11.CKO_SECRET_KEY, pkcs11.CKK_AES, s.SealKey), attributes(pkcs11.CKA_VALUE_LEN, 32,
+					pkcs11.CKA_ENCRYPT, true, pkcs11.CKA_DECRYPT, true, pkcs11.CKA_WRAP, false, pkcs11.CKA_SIGN, false)...))
 		}
-		for fingerprint, o := range keys {
-			if err == nil {
-				return s.encrypt(fingerprint, o, secret, associated)
-			}
+		if err != nil {
+			return nil, err
 		}
-		return nil, err
+		return s.encrypt(keys[0], secret, associated)
 	})
 }
 
@@ -761,17 +744,13 @@ func (t *token) Unseal(ctx context.Context, sealed, associated []byte) ([]byte, 
 		if len(sealed) < sealHeader+tagSize || sealed[0] != sealFormat {
 			return nil, altered
 		}
-		fingerprint := string(sealed[1 : 1+fingerprintSize])
-		o, ok := keys[fingerprint]
-		if !ok {
-			return nil, altered
-		}
-		for range 2 { // modules have no common answer for this: the key must decrypt something else meanwhile
+		// Modules have no common answer for an altered box: the key must decrypt something else meanwhile.
+		for _, o := range append(keys, keys...) {
 			secret, err := s.decrypt(o, sealed, associated)
 			if err == nil {
 				return secret, nil
 			}
-			probe, e := s.encrypt(fingerprint, o, []byte("probe"), nil)
+			probe, e := s.encrypt(o, []byte("probe"), nil)
 			if e == nil {
 				_, e = s.decrypt(o, probe, nil)
 			}

@@ -63,9 +63,9 @@ func TestTwoSealKeys(t *testing.T) {
 	boxes := [][]byte{must.Get(k.Seal(t.Context(), []byte("secret"), nil))(t)}
 	first := r.objects(t, pkcs11.CKA_LABEL, "two")
 	require.Len(t, first, 1)
-	for i := range 2 {
+	for range 2 {
 		_ = must.Get(r.GenerateKey(r.h, mechanism(pkcs11.CKM_AES_KEY_GEN, nil), append(hidden(pkcs11.CKO_SECRET_KEY,
-			pkcs11.CKK_AES, "two", []byte{byte(i)}), attributes(pkcs11.CKA_VALUE_LEN, 32)...)))(t)
+			pkcs11.CKK_AES, "two"), attributes(pkcs11.CKA_VALUE_LEN, 32)...)))(t)
 	}
 	for range 20 {
 		boxes = append(boxes, must.Get(k.Seal(t.Context(), []byte("secret"), nil))(t))
@@ -387,7 +387,7 @@ func TestHang(t *testing.T) {
 	f.set()
 }
 
-// Signatures of a wrong size are errors; wrong ones of the right size are caught by the CA, and no certificate has one.
+// Signatures of a wrong size are errors. The CA catches wrong ones of the right size, and no certificate has one.
 func TestWrongSignatures(t *testing.T) {
 	t.Parallel()
 	o := options(t)
@@ -527,10 +527,10 @@ func TestPrivate(t *testing.T) {
 	}
 	name := newName()
 	a := algorithms["ecdsa-p256"]
-	leaky := append(named(pkcs11.CKO_PRIVATE_KEY, a.keyType, name, []byte{1}),
+	leaky := append(named(pkcs11.CKO_PRIVATE_KEY, a.keyType, name),
 		attributes(pkcs11.CKA_EXTRACTABLE, true, pkcs11.CKA_SIGN, true, pkcs11.CKA_PRIVATE, true)...)
-	_, _, err := r.GenerateKeyPair(r.h, mechanism(a.generate, nil), append(named(pkcs11.CKO_PUBLIC_KEY, a.keyType, name,
-		[]byte{1}), attributes(pkcs11.CKA_EC_PARAMS, marshal(a.curve))...), leaky)
+	_, _, err := r.GenerateKeyPair(r.h, mechanism(a.generate, nil), append(named(pkcs11.CKO_PUBLIC_KEY, a.keyType, name),
+		attributes(pkcs11.CKA_EC_PARAMS, marshal(a.curve))...), leaky)
 	require.NoError(t, err)
 	must.Fail(t, must.Err(k.Key(ctx, name)), "can leave the token")
 	require.NoError(t, k.Destroy(ctx, name))
@@ -572,7 +572,7 @@ func TestPublicKeys(t *testing.T) {
 		"huge": {pkcs11.CKK_RSA, attributes(pkcs11.CKA_MODULUS, rsaKey.N.Bytes(), pkcs11.CKA_PUBLIC_EXPONENT,
 			new(big.Int).Lsh(big.NewInt(1), 70).Bytes()), nil},
 	} {
-		h, err := r.CreateObject(r.h, append(named(pkcs11.CKO_PUBLIC_KEY, c.keyType, newName(), []byte{1}), c.more...))
+		h, err := r.CreateObject(r.h, append(named(pkcs11.CKO_PUBLIC_KEY, c.keyType, newName()), c.more...))
 		require.NoError(t, err, name)
 		got, err := s.public(h)
 		require.Equal(t, c.want == nil, err != nil, "%s: %v", name, err)
@@ -594,6 +594,7 @@ func point(curve, p any) []*pkcs11.Attribute {
 // What a key cannot sign is an error that says so, and the token is not asked.
 func TestUnfit(t *testing.T) {
 	t.Parallel()
+	modulus := &rsa.PublicKey{N: new(big.Int).Lsh(big.NewInt(1), 2047)}
 	for name, c := range map[string]struct {
 		public any
 		size   int
@@ -601,10 +602,10 @@ func TestUnfit(t *testing.T) {
 	}{
 		"Ed25519ph":      {ed25519.PublicKey{}, 64, crypto.SHA512},
 		"Ed25519ctx":     {ed25519.PublicKey{}, 10, &ed25519.Options{Context: "c"}},
-		"no DigestInfo":  {&rsa.PublicKey{N: big.NewInt(1)}, 20, crypto.SHA1},
-		"no hash":        {&rsa.PublicKey{N: big.NewInt(1)}, 20, crypto.Hash(0)},
-		"long salt":      {&rsa.PublicKey{N: new(big.Int).Lsh(big.NewInt(1), 2047)}, 32, &rsa.PSSOptions{SaltLength: 223, Hash: crypto.SHA256}},
-		"negative":       {&rsa.PublicKey{N: new(big.Int).Lsh(big.NewInt(1), 2047)}, 32, &rsa.PSSOptions{SaltLength: -2, Hash: crypto.SHA256}},
+		"no DigestInfo":  {modulus, 20, crypto.SHA1},
+		"no hash":        {modulus, 20, crypto.Hash(0)},
+		"long salt":      {modulus, 32, &rsa.PSSOptions{SaltLength: 223, Hash: crypto.SHA256}},
+		"negative":       {modulus, 32, &rsa.PSSOptions{SaltLength: -2, Hash: crypto.SHA256}},
 		"key of no kind": {nil, 32, crypto.SHA256},
 	} {
 		_, _, _, err := prepare(c.public, make([]byte, c.size), c.o)
