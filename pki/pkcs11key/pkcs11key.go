@@ -49,7 +49,8 @@
 //
 // All replicas need the same keys: one token on the network, or a cluster whose module shows one token and copies new
 // keys to all members before it answers. A member that lacks a key says that there is no such key, and this package
-// believes it. SoftHSM can do so when several processes change a token at the same time.
+// believes it. SoftHSM is for a single process: if several log in or change a token at the same time, some get errors,
+// and some do not see the keys of the others for a while.
 //
 // # The PIN
 //

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -37,6 +38,7 @@ func init() {
 // child is another process with the tokens of this one.
 type child struct {
 	*exec.Cmd
+	in  io.Closer
 	out *bufio.Scanner
 }
 
@@ -44,13 +46,13 @@ func start(t *testing.T, args ...string) child {
 	t.Helper()
 	c := exec.Command(must.Get(os.Executable())(t), args...)
 	c.Stderr = os.Stderr
-	out := must.Get(c.StdoutPipe())(t)
+	in, out := must.Get(c.StdinPipe())(t), must.Get(c.StdoutPipe())(t)
 	require.NoError(t, c.Start())
 	t.Cleanup(func() {
 		_ = c.Process.Kill()
 		_ = c.Wait()
 	})
-	return child{c, bufio.NewScanner(out)}
+	return child{c, in, bufio.NewScanner(out)}
 }
 
 func childOpen(ctx context.Context, label string, args []string) (Token, error) {
@@ -61,6 +63,10 @@ func childOpen(ctx context.Context, label string, args []string) (Token, error) 
 func childShare(ctx context.Context, args ...string) error {
 	k, err := childOpen(ctx, "TestProcesses", args)
 	if err != nil {
+		return err
+	}
+	fmt.Println("logged in")
+	if _, err := os.Stdin.Read(make([]byte, 1)); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
 	box, err := k.Seal(ctx, []byte("secret"), nil)
@@ -100,8 +106,14 @@ func TestProcesses(t *testing.T) {
 		_ = must.Get(k.NewKey(ctx, names[len(names)-1], "ecdsa-p256"))(t)
 	}
 	var running []child
-	for range 3 {
-		running = append(running, start(t, append([]string{"child-share", softHSM, o.PINFile}, names...)...))
+	for range 3 { // one after another, as SoftHSM fails when several log in at the same time
+		c := start(t, append([]string{"child-share", softHSM, o.PINFile}, names...)...)
+		running = append(running, c)
+		require.True(t, c.out.Scan())
+		require.Equal(t, "logged in", c.out.Text())
+	}
+	for _, c := range running {
+		require.NoError(t, c.in.Close())
 	}
 	var boxes []string
 	for _, c := range running {
@@ -112,7 +124,7 @@ func TestProcesses(t *testing.T) {
 				names = append(names, c.out.Text())
 			}
 		}
-		require.NoError(t, c.Wait(), names[len(names)-1])
+		require.NoError(t, c.Wait(), "%q %q", boxes, names)
 	}
 	require.Len(t, names, 20)
 	assert.ElementsMatch(t, names, must.Get(k.Keys(ctx, "svidkit-"))(t))
