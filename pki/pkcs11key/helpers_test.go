@@ -23,6 +23,7 @@ const userPIN = "the-user's-PIN"
 const (
 	getTokenInfo    = 6
 	openSession     = 12
+	closeSession    = 13
 	getSessionInfo  = 15
 	login           = 18
 	destroyObject   = 22
