@@ -139,23 +139,27 @@ func (t *Transit) ask(
 }
 
 // read reads what the engine says about a key. If there is none, the error wraps fs.ErrNotExist.
-func (t *Transit) read(ctx context.Context, op, name string, answer any) error {
+func (t *Transit) read(ctx context.Context, op, name string) (a keyAnswer, err error) {
 	if !isName(name) {
-		return t.conn.Error(op, caclient.ErrInvalid, errors.New("it is not a name that a key can have"))
+		return a, t.conn.Error(op, caclient.ErrInvalid, errors.New("it is not a name that a key can have"))
 	}
 	for path := t.mount + "/keys/" + name; ; {
-		if s, err := t.ask(ctx, op, http.MethodGet, path, false, nil, answer); !missing(s) {
-			return err
+		s, err := t.ask(ctx, op, http.MethodGet, path, false, nil, &a)
+		if err == nil && a.Data.Type == "" {
+			err = t.conn.Error(op, caclient.ErrBadAnswer, errors.New("there is no type of a key"))
 		}
-		s, err := t.ask(ctx, op, http.MethodGet, path, true, nil, nil)
+		if !missing(s) {
+			return a, err
+		}
+		s, err = t.ask(ctx, op, http.MethodGet, path, true, nil, nil)
 		if missing(s) {
 			err = cmp.Or(t.isTransit(ctx, op), fmt.Errorf("vault: %s: %w at %s", op, fs.ErrNotExist, t.mounted))
 		}
-		if err != nil {
-			return err
+		if err == nil {
+			err = renew.Sleep(ctx, behindWait) // a standby does not have the key yet
 		}
-		if err := renew.Sleep(ctx, behindWait); err != nil { // a standby does not have the key yet
-			return fmt.Errorf("vault: %s: %w", op, err)
+		if err != nil {
+			return a, err
 		}
 	}
 }
@@ -185,7 +189,7 @@ type keyAnswer struct {
 }
 
 // signer returns version 1 of a key.
-func (t *Transit) signer(op, name string, a *keyAnswer) (crypto.Signer, error) {
+func (t *Transit) signer(op, name string, a keyAnswer) (crypto.Signer, error) {
 	s := &signer{redact.New("vault key " + name), t, name, nil}
 	var version struct {
 		PublicKey string `json:"public_key"`
@@ -221,16 +225,15 @@ func (t *Transit) NewKey(ctx context.Context, name, algorithm string) (crypto.Si
 	if !slices.Contains(algorithms, algorithm) {
 		return nil, fmt.Errorf("vault: %s: %w: the algorithm %.40q", op, errors.ErrUnsupported, algorithm)
 	}
-	var a keyAnswer
-	err := t.read(ctx, op, name, &a) // because the engine answers to a name that is taken as if it had made the key
+	a, err := t.read(ctx, op, name) // because the engine answers to a name that is taken as if it had made the key
 	if errors.Is(err, fs.ErrNotExist) {
 		_, err = t.ask(ctx, op, http.MethodPost, t.mount+"/keys/"+name, false,
 			map[string]any{"type": algorithm, "exportable": false, "allow_plaintext_backup": false}, nil)
 		if err == nil {
-			err = t.read(ctx, op, name, &a)
+			a, err = t.read(ctx, op, name)
 		}
 		if d := a.Data; err == nil && d.Type == algorithm && !d.Derived && !d.Exportable && !d.Backup {
-			return t.signer(op, name, &a)
+			return t.signer(op, name, a)
 		}
 	}
 	return nil, cmp.Or(err, fmt.Errorf("vault: %s: %w", op, fs.ErrExist))
@@ -239,27 +242,29 @@ func (t *Transit) NewKey(ctx context.Context, name, algorithm string) (crypto.Si
 // Key implements ca.Custodian.
 func (t *Transit) Key(ctx context.Context, name string) (crypto.Signer, error) {
 	op := "find key " + name
-	var a keyAnswer
-	if err := t.read(ctx, op, name, &a); err != nil {
+	a, err := t.read(ctx, op, name)
+	if err != nil {
 		return nil, err
 	}
-	return t.signer(op, name, &a)
+	return t.signer(op, name, a)
 }
 
 // Destroy implements ca.Custodian. It sets the key's deletion_allowed first.
 func (t *Transit) Destroy(ctx context.Context, name string) error {
 	op, path := "destroy key "+name, t.mount+"/keys/"+name
-	err := t.read(ctx, op, name, nil)
+	_, err := t.read(ctx, op, name)
 	if err == nil {
 		_, err = t.ask(ctx, op, http.MethodPost, path+"/config", true, map[string]bool{"deletion_allowed": true}, nil)
 	}
 	if err == nil {
 		_, err = t.ask(ctx, op, http.MethodDelete, path, true, nil, nil)
 	}
-	if errors.Is(err, fs.ErrNotExist) || err != nil && errors.Is(t.read(ctx, op, name, nil), fs.ErrNotExist) {
-		return nil // another client may have been faster
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if _, now := t.read(ctx, op, name); !errors.Is(now, fs.ErrNotExist) {
+			return err
+		} // another client was faster
 	}
-	return err
+	return nil
 }
 
 // Keys implements ca.Custodian.
@@ -368,7 +373,10 @@ func (t *Transit) Unseal(ctx context.Context, sealed, associated []byte) ([]byte
 	case s.Code == http.StatusBadRequest && strings.Contains(s.Message, "message authentication failed"):
 		err = not
 	case s.Code == http.StatusBadRequest: // perhaps because there is no key
-		err = cmp.Or(t.read(ctx, "decrypt", t.sealKey, nil), err)
+		_, missing := t.read(ctx, "decrypt", t.sealKey)
+		err = cmp.Or(missing, err)
+	case err == nil && len(a.Data.Plaintext) == 0:
+		err = t.conn.Error("decrypt", caclient.ErrBadAnswer, errors.New("there is no plaintext"))
 	}
 	return a.Data.Plaintext, err
 }
