@@ -28,8 +28,8 @@ import (
 )
 
 const (
-	signTimeout = 10 * time.Second       // of a signature with a log-in, a renewal and a repetition
-	behindWait  = 200 * time.Millisecond // before a standby is asked again that does not have a new key yet
+	signTimeout = 10 * time.Second      // of a signature with a log-in, a renewal and a repetition
+	behindWait  = 50 * time.Millisecond // before a standby is asked again that does not have a new key yet
 )
 
 // TransitOptions are the choices of [NewTransit]. Only URL of the Endpoint is required. TrustDomain and Roots are not
@@ -341,7 +341,9 @@ func (t *Transit) seal(
 	if t.sealKey == "" {
 		return a, s, t.conn.Error(op, caclient.ErrInvalid, errors.New("SealKey is not set"))
 	}
-	s, err = t.ask(ctx, op, http.MethodPost, t.mount+"/"+op+"/"+t.sealKey, false, body, &a)
+	if err = t.isTransit(ctx, op); err == nil { // another engine may keep the secret as it is
+		s, err = t.ask(ctx, op, http.MethodPost, t.mount+"/"+op+"/"+t.sealKey, false, body, &a)
+	}
 	return a, s, err
 }
 

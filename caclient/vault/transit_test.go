@@ -125,8 +125,8 @@ func TestTransitWire(t *testing.T) {
 	)
 	want = append(want, create("ed25519")...)
 	want = append(want, "POST "+sign+` {"input":"bWVzc2FnZQ==","key_version":1}`,
-		`POST /v1/transit/encrypt/seal {"associated_data":"YQ==","plaintext":"c2VjcmV0"}`,
-		`POST /v1/transit/decrypt/seal {"associated_data":"YQ==","ciphertext":"`+string(box)+`"}`)
+		"GET /v1/sys/internal/ui/mounts/transit", `POST /v1/transit/encrypt/seal {"associated_data":"YQ==","plaintext":"c2VjcmV0"}`,
+		"GET /v1/sys/internal/ui/mounts/transit", `POST /v1/transit/decrypt/seal {"associated_data":"YQ==","ciphertext":"`+string(box)+`"}`)
 	assert.Equal(t, want, got)
 }
 
@@ -176,6 +176,9 @@ func TestTransitCertainty(t *testing.T) {
 	passes(t, "kv, NewKey", must.Err(c.NewKey(t.Context(), keyName, "ecdsa-p256")))
 	passes(t, "kv, Keys", must.Err(c.Keys(t.Context(), "")))
 	passes(t, "kv, Destroy", c.Destroy(t.Context(), keyName))
+	passes(t, "kv, Seal", must.Err(c.Seal(t.Context(), make([]byte, 32), nil)))
+	passes(t, "kv, Unseal", must.Err(c.Unseal(t.Context(), box, nil)))
+	assert.NotContains(t, fmt.Sprint(engine.Paths()), "crypt", "a secret is not sent to an engine that would keep it")
 
 	// No error of this machine's files is one of the engine.
 	gone := filepath.Join(t.TempDir(), "gone")
