@@ -124,6 +124,24 @@ cluster_addr = "https://%s"
 		b.key, b.token = nodes[0].key, nodes[0].token
 		b.Start(t)
 	}
+	nodes[0].Ready(t, func() error { // they have a vote after some ten seconds
+		var raft struct {
+			Data struct {
+				Config struct{ Servers []struct{ Voter bool } }
+			}
+		}
+		nodes[0].Do(t, "", http.MethodGet, "sys/storage/raft/configuration", nil, &raft)
+		var votes int
+		for _, server := range raft.Data.Config.Servers {
+			if server.Voter {
+				votes++
+			}
+		}
+		if votes < n {
+			return fmt.Errorf("%d of %d servers have a vote", votes, n)
+		}
+		return nil
+	})
 	return nodes
 }
 
