@@ -1,8 +1,27 @@
 package ca
 
 import (
+	"cmp"
 	"context"
 	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/rsa"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
 // Custodian makes, keeps and uses private keys outside a [Store], such as in an HSM, a TPM or a key management service.
@@ -57,4 +76,328 @@ type Custody struct {
 
 	// Unseal decrypts records that another Sealer has sealed, to move out of it.
 	Unseal Sealer
+}
+
+const (
+	maxCalls     = 64               // of custodians at a time
+	signPatience = 15 * time.Second // for a signature, and for other calls
+	makePatience = time.Minute      // for a new key: a large RSA key in hardware takes its time
+	keepInterval = 10 * time.Second // between the works of keepCustody
+)
+
+// custodyError is a failure of a custodian.
+type custodyError struct{ error }
+
+func (e *custodyError) Unwrap() error { return e.error }
+
+// custody calls custodians.
+type custody struct {
+	Custody
+	all    []Custodian                  // that may have a key
+	calls  chan struct{}                // a slot for each call under way
+	found  sync.Map                     // private keys by name
+	failed atomic.Pointer[custodyError] // of the last signature; nil if it worked
+}
+
+func newCustody(c Custody) *custody {
+	all := c.Former
+	if c.Keys != nil {
+		all = append([]Custodian{c.Keys}, c.Former...)
+	}
+	return &custody{Custody: c, all: all, calls: make(chan struct{}, maxCalls)}
+}
+
+// call runs f until ctx is done or patience has passed. A call that does not return then keeps its slot until it does.
+func (c *custody) call(ctx context.Context, patience time.Duration, f func(context.Context) error) error {
+	waiting, cancel := context.WithTimeoutCause(ctx, patience,
+		fmt.Errorf("it has not answered for %v: %w", patience, context.DeadlineExceeded))
+	defer cancel()
+	done := make(chan error, 1)
+	select {
+	case c.calls <- struct{}{}:
+		go func() { defer func() { <-c.calls }(); done <- f(waiting) }()
+	case <-waiting.Done():
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-waiting.Done():
+	}
+	err := &custodyError{context.Cause(waiting)}
+	if ctx.Err() == nil {
+		c.failed.Store(err)
+	}
+	return err
+}
+
+// find returns the private key with this name. The error wraps [fs.ErrNotExist] only if each custodian is certain not
+// to have it.
+func (c *custody) find(ctx context.Context, name string, public crypto.PublicKey) (crypto.Signer, error) {
+	if key, ok := c.found.Load(name); ok {
+		return key.(crypto.Signer), nil
+	}
+	err := fmt.Errorf("no custodian that is named has it: %w", fs.ErrNotExist)
+	for _, from := range c.all {
+		key, failed := from.Key(ctx, name)
+		switch {
+		case failed == nil && !pki.PublicKeysEqual(key.Public(), public):
+			return nil, fmt.Errorf("%w: the custodian has another key with this name", pki.ErrKeyMismatch)
+		case failed == nil:
+			c.found.Store(name, key)
+			return key, nil
+		case !errors.Is(failed, fs.ErrNotExist):
+			err = failed
+		}
+	}
+	return nil, err
+}
+
+// held is a private key at a custodian. It is looked for when it signs, so that a record can be read while the custodian
+// does not answer.
+type held struct {
+	redacted
+	*custody
+	name   string
+	public crypto.PublicKey
+}
+
+func (c *custody) key(name string, public crypto.PublicKey) crypto.Signer {
+	return &held{redact.New("ca.PrivateKey(" + name + ")"), c, name, public}
+}
+
+// Public implements [crypto.Signer].
+func (h *held) Public() crypto.PublicKey { return h.public }
+
+// Sign implements [crypto.Signer]. It verifies the signature. The caller bounds its time with custody.call.
+func (h *held) Sign(rand io.Reader, digest []byte, opts crypto.SignerOpts) (signature []byte, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), signPatience)
+	defer cancel()
+	key, err := h.find(ctx, h.name, h.public)
+	if err == nil {
+		signature, err = key.Sign(rand, digest, opts)
+	}
+	if err == nil && !verified(h.public, digest, signature, opts) {
+		err = errors.New("its signature is wrong")
+	}
+	if err != nil {
+		h.found.Delete(h.name)
+		failed := &custodyError{fmt.Errorf("sign with the private key %s: %w", h.name, err)}
+		h.failed.Store(failed)
+		return nil, failed
+	}
+	if h.failed.Load() != nil { // so that signatures do not all write to one cache line
+		h.failed.Store(nil)
+	}
+	return signature, nil
+}
+
+// verified reports whether a signature verifies.
+func verified(key crypto.PublicKey, digest, signature []byte, opts crypto.SignerOpts) bool {
+	switch key := key.(type) {
+	case *ecdsa.PublicKey:
+		return ecdsa.VerifyASN1(key, digest, signature)
+	case *rsa.PublicKey:
+		if pss, ok := opts.(*rsa.PSSOptions); ok {
+			return rsa.VerifyPSS(key, opts.HashFunc(), digest, signature, pss) == nil
+		}
+		return rsa.VerifyPKCS1v15(key, opts.HashFunc(), digest, signature) == nil
+	case ed25519.PublicKey:
+		return ed25519.Verify(key, digest, signature)
+	}
+	return false
+}
+
+// probe signs something that means nothing.
+func (c *custody) probe(ctx context.Context, key crypto.Signer) error {
+	hash := crypto.SHA256
+	if _, ok := key.Public().(ed25519.PublicKey); ok {
+		hash = 0
+	}
+	return c.call(ctx, signPatience, func(context.Context) error {
+		_, err := crypto.SignMessage(key, rand.Reader, []byte("svidkit: a probe of a private key"), hash)
+		return err
+	})
+}
+
+// kinds are the kinds of keys that the authority makes.
+func (a *Authority) kinds() (all []rotation.Kind) {
+	if a.files == nil {
+		all = append(all, rotation.Root)
+	}
+	if a.cfg.JWT != nil {
+		all = append(all, rotation.Token)
+	}
+	return all
+}
+
+// makeKey makes a root, or a key for tokens with the algorithm alg. The record names a private key at a custodian
+// before it is made. The caller does not hold the writing slot.
+func (a *Authority) makeKey(ctx context.Context, kind rotation.Kind, alg string) (rotation.Key, error) {
+	if a.custody.Keys == nil {
+		return a.newKey(kind, alg)
+	}
+	var name string
+	err := a.update(ctx, "", func(d *rotation.Document, now time.Time) error {
+		name, _ = d.Stake(kind.String()+" "+a.keyAlgorithm(kind, alg), now, 2*makePatience)
+		return errRemark
+	})
+	if err != nil {
+		return rotation.Key{}, err
+	}
+	return a.makeHeld(ctx, kind, alg, name)
+}
+
+// makeHeld makes a key whose private key is at the custodian with this name. An earlier attempt may have made that.
+func (a *Authority) makeHeld(ctx context.Context, kind rotation.Kind, alg, name string) (k rotation.Key, err error) {
+	c := a.custody
+	var key crypto.Signer
+	err = c.call(ctx, makePatience, func(ctx context.Context) (err error) {
+		key, err = c.Keys.NewKey(ctx, name, a.keyAlgorithm(kind, alg))
+		if errors.Is(err, fs.ErrExist) {
+			key, err = c.Keys.Key(ctx, name)
+		}
+		return err
+	})
+	if err == nil {
+		c.found.Store(name, key)
+		err = c.call(ctx, signPatience, func(context.Context) (err error) { // it signs itself
+			k, err = a.keyOf(kind, alg, c.key(name, key.Public()))
+			return err
+		})
+	}
+	if err != nil {
+		return rotation.Key{}, &custodyError{fmt.Errorf("ca: new %v of %s, with the private key %s: %w", kind,
+			a.cfg.TrustDomain, name, err)}
+	}
+	k.Name = name
+	return k, nil
+}
+
+// begin makes a new CA with private keys at the custodian. The first record has only their names. The next attempt, in
+// this or another process, goes on with it: d is that record, of this version, or new.
+func (a *Authority) begin(ctx context.Context, d *rotation.Document, version string, now time.Time) (based, error) {
+	d = d.Clone()
+	names, write := map[rotation.Kind]string{}, false
+	for _, kind := range a.kinds() {
+		name, had := d.Stake(kind.String()+" "+a.keyAlgorithm(kind, a.alg(kind)), now, 0)
+		names[kind], write = name, write || !had
+	}
+	if write {
+		var err error
+		if d, version, err = a.write(ctx, d, version); err != nil {
+			return based{}, err
+		}
+	}
+	a.fresh = d.Clone()
+	err := a.create(a.fresh, now, func(kind rotation.Kind, alg string) (rotation.Key, error) {
+		return a.makeHeld(ctx, kind, alg, names[kind])
+	})
+	if err == nil {
+		err = a.fresh.Account(d, now)
+	}
+	return based{Document: a.fresh, version: version, dirty: true}, err
+}
+
+// checkCustody finds out whether the custodians have the private keys that sign. One that is certain not to have a key
+// is the wrong one, unless it has others of this CA: then the record is older than the key's end.
+func (a *Authority) checkCustody(ctx context.Context) error {
+	for _, k := range slices.Concat(a.current().Keys[:]...) {
+		if k.Name == "" {
+			continue
+		}
+		err := a.custody.probe(ctx, k.Secret())
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, pki.ErrKeyMismatch) {
+			if all, _ := a.heldKeys(ctx); len(all) == 0 {
+				return fmt.Errorf("ca: %v %s of %s: %w; name the custodian that has it, which may be a former one: %w",
+					k.Kind(), k.ID, a.cfg.TrustDomain, ErrUnfit, err)
+			}
+			err = fmt.Errorf("%w; the custodian has other keys of this CA, so that the record may be an old copy: restore "+
+				"a newer one, or revoke the key now, so that its successor signs", err)
+		}
+		if err != nil {
+			a.cfg.Logger.LogAttrs(ctx, slog.LevelError, "a private key at its custodian does not sign",
+				slog.String(k.Kind().IDName(), k.ID), slog.Any("err", err))
+		}
+	}
+	return nil
+}
+
+// heldKeys returns the names of the CA's private keys that the custodians have.
+func (a *Authority) heldKeys(ctx context.Context) (all []string, err error) {
+	for _, from := range a.custody.all {
+		err = cmp.Or(err, a.custody.call(ctx, signPatience, func(ctx context.Context) error {
+			names, err := from.Keys(ctx, rotation.NamePrefix(a.current().Authority))
+			all = append(all, names...)
+			return err
+		}))
+	}
+	return all, err
+}
+
+// Orphans returns the names of private keys of this CA that its custodians have and its record does not name, such as
+// after an older copy of the store was restored. The authority never destroys them; an operator may.
+func (a *Authority) Orphans(ctx context.Context) ([]string, error) {
+	// The record names a key before it is made and until it is destroyed, so it must be read after a list of keys, and
+	// before another one.
+	all, err := a.heldKeys(ctx)
+	if err == nil && len(all) > 0 {
+		err = a.update(ctx, "", nil)
+	}
+	still := all
+	if err == nil && len(all) > 0 {
+		still, err = a.heldKeys(ctx)
+	}
+	if err != nil {
+		return nil, a.opError("list the private keys of", err)
+	}
+	d := a.current().Document
+	return slices.DeleteFunc(all, func(name string) bool { return d.Names(name) || !slices.Contains(still, name) }), nil
+}
+
+// keepCustody looks after the custodians until ctx is done. A private key is destroyed only after the record that it is
+// not needed was written, and when replicas whose clocks are slow do not sign with it any more.
+func (a *Authority) keepCustody(ctx context.Context) {
+	for n := 0; renew.Sleep(ctx, keepInterval) == nil; n++ {
+		s := a.current()
+		if k := s.active(); k.Name != "" && (a.custody.failed.Load() != nil || n%30 == 0) {
+			_ = a.custody.probe(ctx, k.Secret()) // for Health
+		}
+		for _, l := range s.Loose {
+			if age := time.Since(l.Since); !s.dirty && n%6 == 0 && age > a.cfg.Backdate && (l.Use == "" || age > time.Hour) {
+				a.discard(ctx, l)
+			}
+		}
+		if n%360 != 0 {
+			continue
+		}
+		if orphans, _ := a.Orphans(ctx); len(orphans) > 0 {
+			a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "the custodians have private keys of this CA that its record does "+
+				"not name", slog.Any("names", orphans))
+		}
+	}
+}
+
+// discard takes a private key that no key has a step further.
+func (a *Authority) discard(ctx context.Context, l rotation.Loose) {
+	var err error
+	for _, from := range a.custody.all {
+		if l.Use == "" {
+			err = cmp.Or(err, a.custody.call(ctx, signPatience, func(ctx context.Context) error {
+				return from.Destroy(ctx, l.Name)
+			}))
+		}
+	}
+	if err == nil {
+		err = a.update(ctx, "", func(d *rotation.Document, now time.Time) error {
+			if !d.Discard(l, now) {
+				return errNoChange
+			}
+			return errRemark
+		})
+	}
+	level, what := slog.LevelInfo, "a private key at a custodian was discarded"
+	if err != nil {
+		level, what = slog.LevelWarn, "a private key at a custodian could not be discarded"
+	}
+	a.cfg.Logger.LogAttrs(ctx, level, what, slog.String("name", l.Name), slog.Any("err", err))
 }

@@ -29,6 +29,83 @@ type Document struct {
 	Writer    string   // random, chosen for each write: it tells a reader whether the write was its own
 	Sequence  uint64   // of the bundle
 	Keys      [2][]Key // by kind, oldest first; at most one is Active; of roots exactly one, unless there are none
+	Loose     []Loose  // the private keys at custodians that no key has
+}
+
+// Loose is a private key at a custodian that no key of a document has. It is in the document before it is made, and
+// until it is destroyed, so that a crash at no moment leaves a key that no document names.
+type Loose struct {
+	Name  string    `json:"name"`
+	Use   string    `json:"use,omitempty"` // the kind and algorithm of the next key; empty: it is to be destroyed
+	Since time.Time `json:"since"`         // when the attempt to make it began, or it was to be destroyed
+}
+
+// Names reports whether d names this private key at a custodian.
+func (d *Document) Names(name string) bool {
+	return d.signsWith(name) || slices.ContainsFunc(d.Loose, func(l Loose) bool { return l.Name == name })
+}
+
+// signsWith reports whether a key of d has the private key with this name.
+func (d *Document) signsWith(name string) bool {
+	return slices.ContainsFunc(slices.Concat(d.Keys[:]...), func(k Key) bool { return k.Name == name })
+}
+
+// Begun reports whether d is the record of a CA that is being made: its private keys have names, and no more.
+func (d *Document) Begun() bool { return len(d.Keys[Root])+len(d.Keys[Token]) == 0 && len(d.Loose) > 0 }
+
+// Stake returns the name of a private key for the next key of this use, and whether d had it: that of an attempt that
+// began at least patience ago and so has failed, or a new one. Attempts at the same time have different names, or one
+// could make a key again that the other has used, retired and destroyed.
+func (d *Document) Stake(use string, now time.Time, patience time.Duration) (name string, had bool) {
+	now = now.UTC().Round(0)
+	for i, l := range d.Loose {
+		if l.Use == use && now.Sub(l.Since) >= patience {
+			d.Loose[i].Since = now
+			return l.Name, true
+		}
+	}
+	name = NamePrefix(d.Authority) + RandomID()[:16]
+	d.Loose = append(slices.Clip(d.Loose), Loose{Name: name, Use: use, Since: now})
+	return name, false
+}
+
+// Discard takes l a step further: if no next key came of it, it is to be destroyed, and otherwise it has been. It
+// reports whether d had l.
+func (d *Document) Discard(l Loose, now time.Time) bool {
+	i := slices.Index(d.Loose, l)
+	switch {
+	case i < 0:
+		return false
+	case l.Use != "":
+		d.Loose[i] = Loose{Name: l.Name, Since: now.UTC().Round(0)}
+	default:
+		d.Loose = slices.Delete(d.Loose, i, i+1)
+	}
+	return true
+}
+
+// NamePrefix begins the names of the private keys of the CA with this ID.
+func NamePrefix(authority string) string { return "svidkit-" + authority + "-" }
+
+// Account brings d.Loose up to date after a change of before's keys. A private key that no key has any more is to be
+// destroyed. A key that joined must have a private key that was loose, and is not to be destroyed.
+func (d *Document) Account(before *Document, now time.Time) error {
+	for _, k := range slices.Concat(d.Keys[:]...) {
+		if k.Name == "" || before.signsWith(k.Name) {
+			continue
+		}
+		at := slices.IndexFunc(d.Loose, func(l Loose) bool { return l.Use != "" && l.Name == k.Name })
+		if at < 0 {
+			return fmt.Errorf("the private key %s is not for a next key any more", k.Name)
+		}
+		d.Loose = slices.Concat(d.Loose[:at], d.Loose[at+1:])
+	}
+	for _, k := range slices.Concat(before.Keys[:]...) {
+		if k.Name != "" && !d.signsWith(k.Name) {
+			d.Loose = append(slices.Clip(d.Loose), Loose{Name: k.Name, Since: now.UTC().Round(0)})
+		}
+	}
+	return nil
 }
 
 // Clone returns a document that may be changed, including its keys.
@@ -37,6 +114,7 @@ func (d *Document) Clone() *Document {
 	for kind := range c.Keys {
 		c.Keys[kind] = slices.Clone(d.Keys[kind])
 	}
+	c.Loose = slices.Clone(d.Loose)
 	return &c
 }
 
@@ -127,6 +205,7 @@ func (d *Document) Advance(now time.Time) (*Document, []Event) {
 	if len(events) == 0 {
 		return d, nil
 	}
+	_ = next.Account(d, now) // no key has joined
 	return &next, events
 }
 
@@ -320,7 +399,7 @@ func (d *Document) Postpone(known *Document, now time.Time) (_ *Document, change
 // other root takes over now, and the old one retires after the longest lifetime of a leaf that an uninformed replica
 // may still sign.
 func (d *Document) ReplaceActive(next Key, now time.Time) error {
-	active := d.In(Root, Active)
+	active, before := d.In(Root, Active), d.Clone()
 	old := *active
 	if old.Cert.Equal(next.Cert) {
 		return nil
@@ -341,7 +420,7 @@ func (d *Document) ReplaceActive(next Key, now time.Time) error {
 	if renewed {
 		next.Prepared, next.Activates = old.Prepared, old.Activates
 		*active = next
-		return nil
+		return d.Account(before, now)
 	}
 	*active = old.retired(now.Add(old.Propagation))
 	// The active root comes before the distributing one.
@@ -350,6 +429,9 @@ func (d *Document) ReplaceActive(next Key, now time.Time) error {
 		at = len(d.Keys[Root])
 	}
 	d.Keys[Root] = slices.Insert(d.Keys[Root], at, next)
+	if err := d.Account(before, now); err != nil {
+		return err
+	}
 	return d.checkRoom()
 }
 
