@@ -62,7 +62,7 @@ type token struct {
 	hanging            atomic.Int32  // calls under way whose callers have left
 	idle               chan *session
 	closed             atomic.Bool
-	logins, changes    chan struct{}          // one for who logs in, and for who makes or destroys objects
+	logins, changes    chan struct{}          // each holds the call that logs in, or changes objects
 	refused            atomic.Pointer[string] // a wrong PIN
 }
 
@@ -120,18 +120,20 @@ func call[T any](ctx context.Context, t *token, what, name string, f func(*sessi
 		}
 		<-t.places
 	}()
+	var err error
 	select {
-	case err := <-result:
-		if err != nil {
-			return none, failed(err)
-		}
-		return v, nil
+	case err = <-result:
 	case <-ctx.Done():
 		if over.CompareAndSwap(false, true) {
 			t.hanging.Add(1)
+			return none, failed(fmt.Errorf("the module has not answered yet: %w", ctx.Err()))
 		}
-		return none, failed(fmt.Errorf("the module has not answered yet: %w", ctx.Err()))
+		err = <-result
 	}
+	if err != nil {
+		return none, failed(err)
+	}
+	return v, nil
 }
 
 // try runs f in a session. If the session, the login or a handle is lost, it does so once more in a new session.

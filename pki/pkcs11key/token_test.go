@@ -58,14 +58,14 @@ func TestSealer(t *testing.T) {
 func TestTwoSealKeys(t *testing.T) {
 	t.Parallel()
 	o := options(t)
-	o.SealKey = "two"
+	o.SealKey = newName()
 	k, r := openAs(t, o), newRaw(t, o)
 	boxes := [][]byte{must.Get(k.Seal(t.Context(), []byte("secret"), nil))(t)}
-	first := r.objects(t, pkcs11.CKA_LABEL, "two")
+	first := r.objects(t, pkcs11.CKA_LABEL, o.SealKey)
 	require.Len(t, first, 1)
 	for range 2 {
 		_ = must.Get(r.GenerateKey(r.h, mechanism(pkcs11.CKM_AES_KEY_GEN, nil), append(hidden(pkcs11.CKO_SECRET_KEY,
-			pkcs11.CKK_AES, "two"), attributes(pkcs11.CKA_VALUE_LEN, 32)...)))(t)
+			pkcs11.CKK_AES, o.SealKey), attributes(pkcs11.CKA_VALUE_LEN, 32)...)))(t)
 	}
 	for range 20 {
 		boxes = append(boxes, must.Get(k.Seal(t.Context(), []byte("secret"), nil))(t))
