@@ -31,21 +31,21 @@ var children map[string]func(ctx context.Context, args ...string) error
 
 func init() {
 	children = map[string]func(ctx context.Context, args ...string) error{
-		"child-share": childShare, "child-make": childMake, "child-restart": childRestart,
+		"child-share": childShare, "child-check": childCheck, "child-make": childMake, "child-restart": childRestart,
 	}
 }
 
-// child is another process with the tokens of this one.
+// child is another process, with the tokens in a directory.
 type child struct {
 	*exec.Cmd
 	in  io.Closer
 	out *bufio.Scanner
 }
 
-func start(t *testing.T, args ...string) child {
+func start(t *testing.T, dir string, args ...string) child {
 	t.Helper()
 	c := exec.Command(must.Get(os.Executable())(t), args...)
-	c.Stderr = os.Stderr
+	c.Env, c.Stderr = append(os.Environ(), "SOFTHSM2_CONF="+confOf(dir)), os.Stderr
 	in, out := must.Get(c.StdinPipe())(t), must.Get(c.StdoutPipe())(t)
 	require.NoError(t, c.Start())
 	t.Cleanup(func() {
@@ -55,15 +55,28 @@ func start(t *testing.T, args ...string) child {
 	return child{c, in, bufio.NewScanner(out)}
 }
 
-func childOpen(ctx context.Context, label string, args []string) (Token, error) {
-	return Open(ctx, Options{Module: args[0], Token: label, PINFile: args[1], SealKey: "of all"})
+// childrensToken makes the token of a test's children.
+func childrensToken(t *testing.T) (o Options, dir string) {
+	t.Helper()
+	o, dir = options(t), t.TempDir()
+	require.NoError(t, initTokens(dir, "svidkit"))
+	return o, dir
+}
+
+func childOpen(ctx context.Context, args []string) (Token, error) {
+	return Open(ctx, Options{Module: args[0], Token: "svidkit", PINFile: args[1], SealKey: "of all"})
 }
 
 // childShare seals, uses the keys of these names, and makes others.
 func childShare(ctx context.Context, args ...string) error {
-	k, err := childOpen(ctx, "TestProcesses", args)
+	k, err := childOpen(ctx, args)
 	if err != nil {
 		return err
+	}
+	for _, name := range args[3:] {
+		if _, err := k.NewKey(ctx, name, "ecdsa-p256"); (err == nil) != (args[2] == "0") {
+			return fmt.Errorf("the first makes the keys: %w", err)
+		}
 	}
 	fmt.Println("logged in")
 	if _, err := os.Stdin.Read(make([]byte, 1)); err != nil && !errors.Is(err, io.EOF) {
@@ -73,8 +86,8 @@ func childShare(ctx context.Context, args ...string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%x\n", box)
-	for _, name := range args[2:] {
+	fmt.Printf("box-%x\n", box)
+	for _, name := range args[3:] {
 		_, taken := k.NewKey(ctx, name, "ecdsa-p256")
 		key, err := k.Key(ctx, name)
 		if !errors.Is(taken, fs.ErrExist) || err != nil {
@@ -94,20 +107,68 @@ func childShare(ctx context.Context, args ...string) error {
 	return k.Close()
 }
 
+// childCheck unseals boxes, and signs with keys and destroys them; of the last key there may be a part, or nothing. It
+// prints how many keys of the prefix there were.
+func childCheck(ctx context.Context, args ...string) error {
+	k, err := childOpen(ctx, args)
+	if err != nil {
+		return err
+	}
+	prefix, names := args[2], args[3:]
+	names = slices.DeleteFunc(names, func(text string) bool {
+		var box []byte
+		if n, _ := fmt.Sscanf(text, "box-%x", &box); n == 0 {
+			return false
+		}
+		if secret, e := k.Unseal(ctx, box, nil); e != nil || string(secret) != "secret" {
+			err = errors.Join(err, fmt.Errorf("unseal: %w", e))
+		}
+		return true
+	})
+	for i, name := range names {
+		key, e := k.Key(ctx, name)
+		if e == nil {
+			_, e = signed(key)
+		}
+		if e != nil && i < len(names)-1 {
+			err = errors.Join(err, e)
+		}
+	}
+	listed, e := k.Keys(ctx, prefix)
+	for _, name := range listed {
+		err = errors.Join(err, k.Destroy(ctx, name))
+		if !slices.Contains(names, name) {
+			err = errors.Join(err, errors.New("also there: "+name))
+		}
+	}
+	rest, e2 := k.Keys(ctx, prefix)
+	if len(rest) > 0 || len(listed) < len(names)-1 {
+		err = errors.Join(err, fmt.Errorf("listed %q, then %q of %q", listed, rest, names))
+	}
+	fmt.Println(len(listed))
+	return errors.Join(err, e, e2, k.Close())
+}
+
+// check starts childCheck, and returns what it prints.
+func check(t *testing.T, dir string, o Options, args ...string) (listed string) {
+	t.Helper()
+	c := start(t, dir, append([]string{"child-check", softHSM, o.PINFile}, args...)...)
+	var out []string
+	for c.out.Scan() {
+		out = append(out, c.out.Text())
+	}
+	require.NoError(t, c.Wait(), "%q", out)
+	return out[0]
+}
+
 // Processes seal, make keys and sign at the same time; afterwards another has the keys and boxes of all.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	o.SealKey = "of all"
-	k, ctx := openAs(t, o), t.Context()
-	var names []string
-	for range 5 {
-		names = append(names, newName())
-		_ = must.Get(k.NewKey(ctx, names[len(names)-1], "ecdsa-p256"))(t)
-	}
+	o, dir := childrensToken(t)
+	names := []string{newName(), newName(), newName()}
 	var running []child
-	for range 3 { // one after another, as SoftHSM fails when several log in at the same time
-		c := start(t, append([]string{"child-share", softHSM, o.PINFile}, names...)...)
+	for i := range 3 { // one after another, as SoftHSM fails when several log in at the same time
+		c := start(t, dir, append([]string{"child-share", softHSM, o.PINFile, fmt.Sprint(i)}, names...)...)
 		running = append(running, c)
 		require.True(t, c.out.Scan())
 		require.Equal(t, "logged in", c.out.Text())
@@ -115,33 +176,19 @@ func TestProcesses(t *testing.T) {
 	for _, c := range running {
 		require.NoError(t, c.in.Close())
 	}
-	var boxes []string
+	args := append([]string{"svidkit-"}, names...)
 	for _, c := range running {
-		for first := true; c.out.Scan(); first = false {
-			if first {
-				boxes = append(boxes, c.out.Text())
-			} else {
-				names = append(names, c.out.Text())
-			}
+		for c.out.Scan() {
+			args = append(args, c.out.Text())
 		}
-		require.NoError(t, c.Wait(), "%q %q", boxes, names)
+		require.NoError(t, c.Wait(), "%q", args)
 	}
-	require.Len(t, names, 20)
-	assert.ElementsMatch(t, names, must.Get(k.Keys(ctx, "svidkit-"))(t))
-	for _, name := range names {
-		_ = must.Get(signed(must.Get(k.Key(ctx, name))(t)))(t)
-		require.NoError(t, k.Destroy(ctx, name))
-	}
-	for _, text := range boxes {
-		var box []byte
-		_ = must.Get(fmt.Sscanf(text, "%x", &box))(t)
-		assert.Equal(t, "secret", string(must.Get(k.Unseal(ctx, box, nil))(t)))
-	}
+	assert.Equal(t, "12", check(t, dir, o, append(args, names[0])...)) // the last may be missing
 }
 
 // childMake makes keys until it is killed.
 func childMake(ctx context.Context, args ...string) error {
-	k, err := childOpen(ctx, "TestKilled", args)
+	k, err := childOpen(ctx, args)
 	for i := 0; err == nil; i++ {
 		name := fmt.Sprint(args[2], i)
 		fmt.Println(name)
@@ -154,43 +201,26 @@ func childMake(ctx context.Context, args ...string) error {
 // destroyed.
 func TestKilled(t *testing.T) {
 	t.Parallel()
-	o := options(t)
+	o, dir := childrensToken(t)
 	f := newFaulty(t)
-	k, ctx := openAs(t, o), t.Context()
-	for i := range 14 {
+	for i := range 12 {
 		prefix, module := newName(), softHSM
-		if at := slices.Index([]string{"kill", "killafter"}, []string{"kill", "killafter", ""}[min(i, 2)]); at >= 0 {
+		if i < 2 {
 			module = f.path
-			f.set(fmt.Sprintf("%d %s 0 0", generateKeyPair, []string{"kill", "killafter"}[at]))
+			f.set(fmt.Sprintf("%d %s 0 0", generateKeyPair, []string{"kill", "killafter"}[i]))
 		}
-		c := start(t, "child-make", module, o.PINFile, prefix)
+		c := start(t, dir, "child-make", module, o.PINFile, prefix)
 		require.True(t, c.out.Scan())
-		names := []string{c.out.Text()}
+		args := []string{prefix, c.out.Text()}
 		if i >= 2 {
 			time.AfterFunc(rand.N(30*time.Millisecond), func() { _ = c.Process.Kill() })
 		}
 		for c.out.Scan() {
-			names = append(names, c.out.Text())
+			args = append(args, c.out.Text())
 		}
 		assert.Error(t, c.Wait())
-		for j, name := range names {
-			key, err := k.Key(ctx, name)
-			if j < len(names)-1 {
-				require.NoError(t, err)
-			}
-			if err == nil {
-				_ = must.Get(signed(key))(t)
-			}
-		}
-		listed := must.Get(k.Keys(ctx, prefix))(t)
-		assert.Subset(t, names, listed)
-		assert.Subset(t, listed, names[:len(names)-1])
-		for _, name := range listed {
-			require.NoError(t, k.Destroy(ctx, name))
-		}
-		assert.Empty(t, must.Get(k.Keys(ctx, prefix))(t))
-		if i < 2 {
-			assert.Len(t, listed, i, "killed before or after it is made")
+		if listed := check(t, dir, o, args...); i < 2 {
+			assert.Equal(t, fmt.Sprint(i), listed, "killed before or after it is made")
 		}
 	}
 }
@@ -209,10 +239,7 @@ func moveTokens(from, to string) error {
 
 // childRestart uses a token through a restart of the module, and through the loss of the token.
 func childRestart(ctx context.Context, args ...string) error {
-	if err := initTokens(args[2], "mine"); err != nil {
-		return err
-	}
-	k, err := childOpen(ctx, "mine", args)
+	k, err := childOpen(ctx, args)
 	if err != nil {
 		return err
 	}
@@ -250,8 +277,8 @@ func childRestart(ctx context.Context, args ...string) error {
 // TestRestart is in a process of its own, as it ends the module for all of its process.
 func TestRestart(t *testing.T) {
 	t.Parallel()
-	o := options(t)
-	c := start(t, "child-restart", softHSM, o.PINFile, t.TempDir())
+	o, dir := childrensToken(t)
+	c := start(t, dir, "child-restart", softHSM, o.PINFile, dir)
 	for c.out.Scan() {
 		t.Log(c.out.Text())
 	}
