@@ -388,6 +388,7 @@ func TestHang(t *testing.T) {
 	require.NoError(t, must.Err(signed(key)))
 	require.EqualValues(t, 1, k.hanging.Load())
 	f.set()
+	require.Eventually(t, func() bool { return k.hanging.Load() == 0 }, 20*time.Second, 5*time.Millisecond)
 }
 
 // Signatures of a wrong size are errors. The CA catches wrong ones of the right size, and no certificate has one.

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -49,8 +50,8 @@ static unsigned long hook(int n, long a, long b, long c, long d, long e, long f,
 	char line[16], action[16] = "", now[16];
 	int id, other, out = open(LOG, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
 	unsigned long argument = 0, unused, result, size;
-	if (write(out, line, snprintf(line, sizeof line, "%d\n", n)) < 0)
-		_exit(9);
+	if (out >= 0 && write(out, line, snprintf(line, sizeof line, "%d\n", n)) < 0)
+		abort();
 	close(out);
 	int asksSize = (n == SIGN || n == ENCRYPT || n == DECRYPT) && d == 0;
 	if (!asksSize && rule(n, &id, action, &argument, 1)) {
