@@ -356,7 +356,8 @@ func (t *Transit) Seal(ctx context.Context, secret, associated []byte) ([]byte, 
 	if err == nil && box.MatchString(a.Data.Ciphertext) {
 		return []byte(a.Data.Ciphertext), nil
 	}
-	return nil, cmp.Or[error](err, t.conn.Error("encrypt", caclient.ErrBadAnswer, errors.New("there is no sealed secret of 32 bytes")))
+	bad := errors.New("there is no sealed secret of 32 bytes")
+	return nil, cmp.Or[error](err, t.conn.Error("encrypt", caclient.ErrBadAnswer, bad))
 }
 
 // Unseal implements ca.Sealer.
