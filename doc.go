@@ -61,7 +61,7 @@
 //	caclient/local          a CA in the same process
 //	caclient/istioca        a CA with Istio's API
 //	caclient/stepca         step-ca
-//	caclient/vault          the PKI engine of Vault and OpenBao
+//	caclient/vault          the PKI engine of Vault and OpenBao, and their transit engine as a custodian
 //	caclient/googlecas      Google's Certificate Authority Service
 //
 // For callers, and for what proves a program:

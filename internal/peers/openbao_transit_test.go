@@ -147,7 +147,8 @@ func TestOpenBaoTransitPolicy(t *testing.T) {
 		{"POST", at + "0", doc{"type": "ecdsa-p256", "exportable": true}},
 		{"POST", at + "0", doc{"type": "ecdsa-p256", "allow_plaintext_backup": true}},
 		{"POST", at + "0", doc{"type": "ed25519", "derived": true}},
-		{"POST", at + "/rotate", doc{}}, {"POST", at + "/trim", doc{"min_available_version": 1}}, {"POST", at + "/import", doc{}},
+		{"POST", at + "/rotate", doc{}}, {"POST", at + "/trim", doc{"min_available_version": 1}},
+		{"POST", at + "/import", doc{}},
 		{"POST", "transit/keys/seal", doc{"type": "aes256-gcm96"}}, {"DELETE", "transit/keys/seal", nil},
 		{"POST", "transit/encrypt/other", doc{"plaintext": "AAAA"}}, {"POST", "transit/restore/other", doc{}},
 		{"POST", "sys/mounts/other", doc{"type": "transit"}}, {"DELETE", "sys/mounts/transit", nil},
@@ -265,7 +266,8 @@ func TestOpenBaoTransitOutages(t *testing.T) {
 	// Tokens.
 	allRefuse(t, "bad token", newTransit(t, b, "s.bad"), box, caclient.ErrUnauthenticated)
 	allRefuse(t, "no token", newTransit(t, b, ""), box, caclient.ErrUnauthenticated)
-	allRefuse(t, "denied", newTransit(t, b, b.Token(t, `path "other" { capabilities = ["read"] }`)), box, caclient.ErrDenied)
+	other := b.Token(t, `path "other" { capabilities = ["read"] }`)
+	allRefuse(t, "denied", newTransit(t, b, other), box, caclient.ErrDenied)
 }
 
 // TestOpenBaoTransitOperator: what an operator does to a key.
