@@ -297,29 +297,33 @@ func (d *Database) NewUser(t testing.TB, user, role string) {
 	d.Admin(t, "CREATE USER "+account+"; GRANT "+role+" TO "+account+"; SET DEFAULT ROLE "+role+" FOR "+account)
 }
 
-// Open returns a pool of connections of a user to a database, which the caller closes. A pool of PostgreSQL may know
-// further servers, and then connects to the first that takes writes.
-func (d *Database) Open(t testing.TB, user, database string, others ...*Database) *sql.DB {
+// Open returns a pool of connections as DSN says, which the caller closes.
+func (d *Database) Open(t testing.TB, user, database string, addrs ...string) *sql.DB {
 	t.Helper()
-	driver, dsn := "mysql", d.DSN(user, database, others...)
+	driver := "mysql"
 	if d.Dialect == "postgres" {
 		driver = "pgx"
 	}
-	db, err := sql.Open(driver, dsn)
+	db, err := sql.Open(driver, d.DSN(user, database, addrs...))
 	require.NoError(t, err)
 	return db
 }
 
-// DSN returns the data source name of Open.
-func (d *Database) DSN(user, database string, others ...*Database) string {
+// DSN returns the data source name of a user and database, for the driver pgx or go-sql-driver/mysql. The addresses
+// are those of proxies in front of servers; with several, which only PostgreSQL has, a connection is to the first that
+// takes writes. Without any, it is the address of this server.
+func (d *Database) DSN(user, database string, addrs ...string) string {
+	if len(addrs) == 0 {
+		addrs = []string{d.Addr}
+	}
 	if d.Dialect == "mysql" {
 		c := mysql.NewConfig()
-		c.User, c.Net, c.Addr, c.DBName, c.Timeout, c.Logger = user, "tcp", d.Addr, database, 5*time.Second, nil
+		c.User, c.Net, c.Addr, c.DBName, c.Timeout = user, "tcp", addrs[0], database, 5*time.Second
 		return c.FormatDSN()
 	}
-	hosts, attributes := d.Addr, ""
-	for _, o := range others {
-		hosts, attributes = hosts+","+o.Addr, "&target_session_attrs=read-write"
+	dsn := "postgres://" + user + "@" + strings.Join(addrs, ",") + "/" + database + "?sslmode=disable&connect_timeout=5"
+	if len(addrs) > 1 {
+		dsn += "&target_session_attrs=read-write"
 	}
-	return "postgres://" + user + "@" + hosts + "/" + database + "?sslmode=disable&connect_timeout=5" + attributes
+	return dsn
 }

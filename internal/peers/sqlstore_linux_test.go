@@ -38,7 +38,7 @@ func TestSQLSmoke(t *testing.T) {
 				sb := d.NewStandby(t)
 				d.Kill(t)
 				sb.Promote(t)
-				db2 := sb.Open(t, "issuer", "svidkit", d)
+				db2 := sb.Open(t, "issuer", "svidkit", sb.Addr, d.Addr)
 				defer db2.Close()
 				s := must.Get(sqlstore.New(db2, o))(t)
 				require.Equal(t, v, must.Get(s.Load(t.Context()))(t).Version)

@@ -91,10 +91,10 @@ type Options struct {
 	// Poll is how often Watch asks for the version of the record; 0 means 2 seconds.
 	Poll time.Duration
 
-	// Listen, if it is not nil, calls changed after each notice of the database that the table may have changed, until
-	// ctx is done; in PostgreSQL, with a connection of its own that executes LISTEN and the name of the table, with
-	// an underscore for a dot. Watch calls it, and calls it again, after growing waits of up to a minute, when it has
-	// returned. It may return at any time, and must return when ctx is done. changed does not block.
+	// Listen, if it is not nil, calls changed once the database would notify it of changes of the table, and after each
+	// notice, until ctx is done; in PostgreSQL, with a connection of its own that executes LISTEN and the name of the
+	// table, with an underscore for a dot. Watch calls it, and calls it again, after growing waits of up to a minute,
+	// when it has returned. It must return when ctx is done. changed does not block.
 	Listen func(ctx context.Context, changed func()) error
 
 	Logger *slog.Logger // of failures of Listen; nil means silence
