@@ -218,17 +218,11 @@ func (p *sqlPlace) place(t *testing.T) storetest.Place {
 		p.moving.Unlock()
 	}
 	t.Cleanup(moved)
-	cuts := 0
 	place := storetest.Place{
 		Open: func() (ca.Store, error) { return p.store(t), nil },
-		Cut: func() {
+		Cut: func(meanwhile func()) {
 			moved()
-			cuts++
-			p.wire.cutNext(func() {
-				if p.standby != nil && cuts%2 == 1 {
-					p.failOver(t)
-				}
-			})
+			p.wire.cutNext(meanwhile)
 		},
 		Break:    func() func() { return p.wire.breaks() },
 		Hang:     func() func() { return p.wire.hang() },

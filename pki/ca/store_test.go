@@ -35,18 +35,22 @@ func TestStores(t *testing.T) {
 		storetest.Run(t, func(t *testing.T) storetest.Place {
 			t.Parallel()
 			shared := ca.NewMemoryStore()
-			var lost atomic.Bool
+			var cut atomic.Pointer[func()]
 			var down atomic.Int32 // a fault
 			return storetest.Place{
 				Open: func() (ca.Store, error) {
 					return &faultStore{Store: shared, decide: func(op string) (fault, time.Duration) {
-						if op == "save" && lost.Swap(false) {
+						if op != "save" {
+							return fault(down.Load()), 0
+						}
+						if meanwhile := cut.Swap(nil); meanwhile != nil {
+							(*meanwhile)()
 							return after, 0
 						}
 						return fault(down.Load()), 0
 					}}, nil
 				},
-				Cut:   func() { lost.Store(true) },
+				Cut:   func(meanwhile func()) { cut.Store(&meanwhile) },
 				Break: func() func() { down.Store(int32(before)); return func() { down.Store(int32(fine)) } },
 				Hang:  func() func() { down.Store(int32(hang)); return func() { down.Store(int32(fine)) } },
 			}

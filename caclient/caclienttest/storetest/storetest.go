@@ -39,8 +39,9 @@ type Place struct {
 	// Open returns a store of the place, as another process has it. There is no record at first.
 	Open func() (ca.Store, error)
 
-	// Cut has the answer to the next Save be lost, or come as an error, although the record was replaced.
-	Cut func()
+	// Cut has the answer to the next Save be lost, or come as an error, although the record was replaced. In between,
+	// meanwhile is called, by any goroutine; it may take longer than the Save.
+	Cut func(meanwhile func())
 
 	// Break ends all connections to the place and admits no others, until mend is called.
 	Break func() (mend func())
@@ -100,6 +101,7 @@ var cases = []struct {
 	{"no answer", true, noAnswer},
 	{"copy that is behind", true, behind},
 	{"failover", true, failover},
+	{"failover before the answer", true, failoverBeforeAnswer},
 	{"replicas", true, replicas},
 	{"replicas and a lost answer", true, replicasLostAnswer},
 	{"replicas and a failover", true, replicasFailover},
@@ -462,19 +464,30 @@ func lostAnswer(b *bench) {
 	b.need("Cut", b.Cut != nil)
 	s, version := b.open(), ""
 	for i := range 4 {
-		text := strconv.Itoa(i)
-		b.Cut()
-		if _, err := s.Save(b.Context(), record(version, text)); err != nil {
-			b.fails("Save without an answer", err)
-		}
-		r, err := s.Load(b.Context())
-		if err != nil || b.textOf(r) != text || r.Version == version {
-			b.Fatalf("after a Save without an answer, Load returns %v, %v", r, err)
-		}
-		_, err = s.Save(b.Context(), record(version, "again"))
-		b.fails("another Save of the same", err, ca.ErrConflict)
-		version = b.save(s, r.Version, text)
+		version = b.saveWithoutAnswer(s, version, strconv.Itoa(i), func() {})
+		version = b.save(s, version, strconv.Itoa(i))
 	}
+}
+
+// saveWithoutAnswer returns the version of a record whose writer did not get it.
+func (b *bench) saveWithoutAnswer(s ca.Store, version, text string, meanwhile func()) string {
+	b.Helper()
+	b.Cut(meanwhile)
+	if _, err := s.Save(b.Context(), record(version, text)); err != nil {
+		b.fails("Save without an answer", err)
+	}
+	var r ca.Record
+	b.eventually("connected", func() bool {
+		var err error
+		r, err = s.Load(b.Context())
+		return err == nil
+	})
+	if b.textOf(r) != text || r.Version == version {
+		b.Fatalf("after the Save of %q without an answer, the place holds %q", text, b.textOf(r))
+	}
+	_, err := s.Save(b.Context(), record(version, "again"))
+	b.fails("another Save of the same", err, ca.ErrConflict)
+	return r.Version
 }
 
 // interrupted checks what a store says while nothing can be said of the place.
@@ -584,6 +597,13 @@ func failover(b *bench) {
 	if n < c.begun.Load()-failed.Load() || n > c.begun.Load() {
 		b.Errorf("%d additions were begun and %d failed; the place holds %d", c.begun.Load(), failed.Load(), n)
 	}
+}
+
+// failoverBeforeAnswer: who takes the place of a server has what it wrote last.
+func failoverBeforeAnswer(b *bench) {
+	b.need("Cut and FailOver", b.Cut != nil && b.FailOver != nil)
+	s := b.open()
+	b.saveWithoutAnswer(s, b.save(s, "", "0"), "1", b.FailOver)
 }
 
 var (
@@ -762,7 +782,7 @@ func replicasLostAnswer(b *bench) {
 	b.need("Cut", b.Cut != nil)
 	f := b.fleet(2)
 	for i := range f.replicas {
-		b.Cut()
+		b.Cut(func() {})
 		f.rotate(i, nil)
 	}
 	f.settled(true)
@@ -772,9 +792,12 @@ func replicasLostAnswer(b *bench) {
 func replicasFailover(b *bench) {
 	b.need("FailOver", b.FailOver != nil)
 	f := b.fleet(3)
-	for i := range f.replicas {
-		f.rotate(i, b.FailOver)
+	f.rotate(0, b.FailOver)
+	if b.Cut != nil {
+		b.Cut(b.FailOver)
+		f.rotate(1, func() {})
 	}
+	f.rotate(2, b.FailOver)
 	f.settled(false)
 }
 
