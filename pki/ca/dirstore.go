@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,8 +54,7 @@ var errGone = &unfitError{errors.New("the directory was there, and is gone; moun
 // an error that wraps [ErrUnfit]. A directory that had a record and is gone is not made again: its volume may have
 // been unmounted.
 //
-// A directory of a build before this layout, in which a file CURRENT names a directory with one file for each item,
-// is read, and the next save replaces that layout.
+// A directory of a build before this layout, with a file CURRENT and directories v-…, is refused with [ErrUnfit].
 //
 // In Kubernetes, an emptyDir is refused, as all users can write to it. A volume with an fsGroup needs
 // fsGroupChangePolicy: OnRootMismatch, as otherwise each mount opens the files to the group. Or keep the CA in a
@@ -160,7 +158,7 @@ type recordFile struct {
 func (d *dirStore) current(root *os.Root) (Record, error) {
 	b, err := d.read(root, recordName)
 	if errors.Is(err, fs.ErrNotExist) {
-		return d.earlier(root)
+		return Record{}, missing(root)
 	}
 	if err != nil {
 		return Record{}, err
@@ -171,15 +169,20 @@ func (d *dirStore) current(root *os.Root) (Record, error) {
 		data, err = recordtext.Decode(file.Version, file.Data)
 	}
 	if err != nil {
-		return Record{}, damaged(err)
+		return Record{}, &unfitError{fmt.Errorf("the record is damaged: %w; no new CA is made and nothing is removed; "+
+			"restore the directory from a backup", within(err))}
 	}
 	return NewRecord(file.Version, data), nil
 }
 
-// damaged returns the error for a directory that only an operator can mend.
-func damaged(err error) error {
-	return &unfitError{fmt.Errorf("the record is damaged: %w; no new CA is made and nothing is removed; restore the "+
-		"directory from a backup", within(err))}
+// missing returns the error for a directory without a record. A build before record.json kept it in directories.
+func missing(root *os.Root) error {
+	_, err := root.Lstat("CURRENT")
+	if versions, _ := fs.Glob(root.FS(), "v-*"); errors.Is(err, fs.ErrNotExist) && len(versions) == 0 {
+		return ErrNoRecord
+	}
+	return &unfitError{errors.New("the directory has the layout of an earlier build, which is not read; no new CA is " +
+		"made and nothing is removed; restore a backup with " + recordName + ", or give a new CA another directory")}
 }
 
 // read returns the contents of a file that must be private and not too large.
@@ -190,47 +193,6 @@ func (d *dirStore) read(root *os.Root, name string) ([]byte, error) {
 	}
 	defer f.Close()
 	return files.ReadAll(f, filepath.Join(root.Name(), name), maxBytes)
-}
-
-// The layout of builds before record.json.
-const (
-	earlierName = "CURRENT" // names the directory of the record
-	earlierMark = "v-"      // begins the name of such a directory
-)
-
-// earlier returns the record of a directory without record.json.
-func (d *dirStore) earlier(root *os.Root) (Record, error) {
-	version, err := d.earlierVersion(root)
-	if errors.Is(err, fs.ErrNotExist) {
-		if lost, _ := fs.Glob(root.FS(), earlierMark+"*"); len(lost) > 0 {
-			return Record{}, damaged(fmt.Errorf("the file %s is missing beside %v", earlierName, lost))
-		}
-		return Record{}, ErrNoRecord
-	}
-	if err != nil {
-		return Record{}, err
-	}
-	entries, err := fs.ReadDir(root.FS(), version)
-	if err != nil {
-		return Record{}, damaged(err)
-	}
-	data := map[string][]byte{}
-	for _, e := range entries {
-		if data[e.Name()], err = d.read(root, filepath.Join(version, e.Name())); err != nil {
-			return Record{}, err
-		}
-	}
-	return NewRecord(version, data), nil
-}
-
-// earlierVersion returns the name in the file CURRENT.
-func (d *dirStore) earlierVersion(root *os.Root) (string, error) {
-	b, err := d.read(root, earlierName)
-	version := strings.TrimSuffix(string(b), "\n")
-	if err == nil && (filepath.Base(version) != version || !strings.HasPrefix(version, earlierMark)) {
-		err = damaged(fmt.Errorf("the file %s names no version", earlierName))
-	}
-	return version, err
 }
 
 // Save implements [Store].
@@ -279,8 +241,7 @@ func (d *dirStore) replace(ctx context.Context, root *os.Root, data map[string][
 	if err != nil {
 		return "", err
 	}
-	file := recordFile{Version: version, Data: items}
-	b, err := json.Marshal(file)
+	b, err := json.Marshal(recordFile{version, items})
 	if err != nil {
 		return "", err
 	}
@@ -300,11 +261,8 @@ func (d *dirStore) replace(ctx context.Context, root *os.Root, data map[string][
 	if err := d.disk.SyncDir(root, "."); err != nil {
 		return "", err
 	}
-	if version, err := d.earlierVersion(root); err == nil && d.disk.RemoveAll(root, version) == nil {
-		_ = d.disk.RemoveAll(root, earlierName) // until then, the next save tries again
-	}
 	d.seen.Store(true)
-	return file.Version, nil
+	return version, nil
 }
 
 // writeFile writes a new file, and makes its contents durable.
