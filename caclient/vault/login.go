@@ -111,15 +111,8 @@ func (c *client) call(ctx context.Context, r caconn.Request, token string, answe
 
 // session is the token of a login. It never changes.
 type session struct {
-	token       sealed
-	renew, ends time.Time // from renew on the client logs in again; after ends the token is not used
-}
-
-// sealed is a token. A function hides it from printers.
-type sealed func() string
-
-func newSession(token string, renew, ends time.Time) *session {
-	return &session{func() string { return token }, renew, ends}
+	token       func() string // a function hides it from printers
+	renew, ends time.Time     // from renew on the client logs in again; after ends the token is not used
 }
 
 // token returns the token to send, or the reason why an expected token is missing. used is the session of an earlier
@@ -154,14 +147,14 @@ func (c *client) token(ctx context.Context, op string) (token string, used *sess
 	text, lease, err := c.logIn(ctx, op)
 	now := time.Now()
 	if err == nil {
-		c.session.Store(newSession(text, now.Add(lease*2/3), now.Add(lease)))
+		c.session.Store(&session{redact.Seal(text), now.Add(lease * 2 / 3), now.Add(lease)})
 		return text, nil, nil, nil
 	}
 	if !used.usable() || ctx.Err() != nil {
 		return "", nil, nil, err
 	}
 	c.conn.Endpoint.Logger.WarnContext(ctx, "vault: the login failed; the token of the last one stays", "err", err)
-	again := newSession(used.token(), now.Add(used.ends.Sub(now)/4), used.ends)
+	again := &session{used.token, now.Add(used.ends.Sub(now) / 4), used.ends}
 	if !c.session.CompareAndSwap(used, again) {
 		return "", nil, nil, err // Vault has refused the token meanwhile
 	}
@@ -253,5 +246,5 @@ func (c *client) keepAlive(ctx context.Context, op, token string) {
 		c.conn.Endpoint.Logger.WarnContext(ctx, "vault: the token was not renewed; it stays in use", "err", err)
 	}
 	now := time.Now()
-	c.session.Store(newSession(token, now.Add(lease/3), now.Add(lease)))
+	c.session.Store(&session{redact.Seal(token), now.Add(lease / 3), now.Add(lease)})
 }

@@ -6,10 +6,8 @@ import (
 	"crypto"
 	"crypto/ed25519"
 	"crypto/rsa"
-	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -23,6 +21,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 )
@@ -139,17 +138,17 @@ func (t *Transit) ask(
 }
 
 // read reads what the engine says about a key. If there is none, the error wraps fs.ErrNotExist.
-func (t *Transit) read(ctx context.Context, op, name string) (a keyAnswer, err error) {
+func (t *Transit) read(ctx context.Context, op, name string) (k keyData, err error) {
 	if !isName(name) {
-		return a, t.conn.Error(op, caclient.ErrInvalid, errors.New("it is not a name that a key can have"))
+		return k, t.conn.Error(op, caclient.ErrInvalid, errors.New("it is not a name that a key can have"))
 	}
 	for path := t.mount + "/keys/" + name; ; {
-		s, err := t.ask(ctx, op, http.MethodGet, path, false, nil, &a)
-		if err == nil && a.Data.Type == "" {
+		s, err := t.ask(ctx, op, http.MethodGet, path, false, nil, &struct{ Data *keyData }{&k})
+		if err == nil && k.Type == "" {
 			err = t.conn.Error(op, caclient.ErrBadAnswer, errors.New("there is no type of a key"))
 		}
 		if !missing(s) {
-			return a, err
+			return k, err
 		}
 		s, err = t.ask(ctx, op, http.MethodGet, path, true, nil, nil)
 		if missing(s) {
@@ -159,7 +158,7 @@ func (t *Transit) read(ctx context.Context, op, name string) (a keyAnswer, err e
 			err = renew.Sleep(ctx, behindWait) // a standby does not have the key yet
 		}
 		if err != nil {
-			return a, err
+			return k, err
 		}
 	}
 }
@@ -178,37 +177,32 @@ func (t *Transit) isTransit(ctx context.Context, op string) error {
 	return err
 }
 
-// keyAnswer is the answer of keys/NAME.
-type keyAnswer struct {
-	Data struct {
-		Type                string
-		Derived, Exportable bool
-		Backup              bool `json:"allow_plaintext_backup"`
-		Keys                map[string]json.RawMessage
-	}
+// keyData is what the engine says about a key.
+type keyData struct {
+	Type                string
+	Derived, Exportable bool
+	Backup              bool `json:"allow_plaintext_backup"`
+	Keys                map[string]json.RawMessage
 }
 
 // signer returns version 1 of a key.
-func (t *Transit) signer(op, name string, a keyAnswer) (crypto.Signer, error) {
+func (t *Transit) signer(op, name string, k keyData) (crypto.Signer, error) {
 	s := &signer{redact.New("vault key " + name), t, name, nil}
 	var version struct {
-		PublicKey string `json:"public_key"`
+		Public string `json:"public_key"`
 	}
-	err := json.Unmarshal(a.Data.Keys["1"], &version)
-	raw, notRaw := base64.StdEncoding.DecodeString(version.PublicKey)
-	block, _ := pem.Decode([]byte(version.PublicKey))
+	err := json.Unmarshal(k.Keys["1"], &version)
+	raw, notRaw := base64.StdEncoding.DecodeString(version.Public)
 	switch {
-	case a.Data.Keys["1"] == nil:
+	case k.Keys["1"] == nil:
 		err = errors.New("version 1 of the key is not available: set its min_decryption_version to 1, or restore " +
 			"a backup from before the key was trimmed")
-	case err != nil || a.Data.Derived:
-		err = fmt.Errorf("the key is of the type %.40q, or derived, and does not sign", a.Data.Type)
+	case err != nil || k.Derived:
+		err = fmt.Errorf("the key is of the type %.40q, or derived, and does not sign", k.Type)
 	case notRaw == nil && len(raw) == ed25519.PublicKeySize:
 		s.public = ed25519.PublicKey(raw)
-	case block == nil:
-		err = errors.New("the key has no public key")
 	default:
-		s.public, err = x509.ParsePKIXPublicKey(block.Bytes)
+		s.public, err = certpem.PublicKey([]byte(version.Public))
 	}
 	if err != nil {
 		return nil, t.conn.Error(op, caclient.ErrBadAnswer, err)
@@ -225,15 +219,15 @@ func (t *Transit) NewKey(ctx context.Context, name, algorithm string) (crypto.Si
 	if !slices.Contains(algorithms, algorithm) {
 		return nil, fmt.Errorf("vault: %s: %w: the algorithm %.40q", op, errors.ErrUnsupported, algorithm)
 	}
-	a, err := t.read(ctx, op, name) // because the engine answers to a name that is taken as if it had made the key
+	k, err := t.read(ctx, op, name) // because the engine answers to a name that is taken as if it had made the key
 	if errors.Is(err, fs.ErrNotExist) {
 		_, err = t.ask(ctx, op, http.MethodPost, t.mount+"/keys/"+name, false,
 			map[string]any{"type": algorithm, "exportable": false, "allow_plaintext_backup": false}, nil)
 		if err == nil {
-			a, err = t.read(ctx, op, name)
+			k, err = t.read(ctx, op, name)
 		}
-		if d := a.Data; err == nil && d.Type == algorithm && !d.Derived && !d.Exportable && !d.Backup {
-			return t.signer(op, name, a)
+		if err == nil && k.Type == algorithm && !k.Derived && !k.Exportable && !k.Backup {
+			return t.signer(op, name, k)
 		}
 	}
 	return nil, cmp.Or(err, fmt.Errorf("vault: %s: %w", op, fs.ErrExist))
@@ -242,11 +236,11 @@ func (t *Transit) NewKey(ctx context.Context, name, algorithm string) (crypto.Si
 // Key implements ca.Custodian.
 func (t *Transit) Key(ctx context.Context, name string) (crypto.Signer, error) {
 	op := "find key " + name
-	a, err := t.read(ctx, op, name)
+	k, err := t.read(ctx, op, name)
 	if err != nil {
 		return nil, err
 	}
-	return t.signer(op, name, a)
+	return t.signer(op, name, k)
 }
 
 // Destroy implements ca.Custodian. It sets the key's deletion_allowed first. Backups of the engine still have the key.
@@ -326,29 +320,21 @@ func (s *signer) Sign(_ io.Reader, digest []byte, opts crypto.SignerOpts) ([]byt
 // box is a ciphertext: the version of the key, and in base64 a nonce of 12 bytes, a secret of 32, and a tag of 16.
 var box = regexp.MustCompile(`^vault:v[1-9][0-9]{0,8}:[A-Za-z0-9+/]{80}$`)
 
-// sealAnswer is the answer of encrypt/NAME and decrypt/NAME.
-type sealAnswer struct {
-	Data struct {
-		Plaintext  []byte
-		Ciphertext string
-	}
-}
-
 // seal has the key that seals encrypt or decrypt.
-func (t *Transit) seal(
-	ctx context.Context, op string, body map[string]any) (a sealAnswer, s caconn.Status, err error) {
+func (t *Transit) seal(ctx context.Context, op string, body, answer any) (s caconn.Status, err error) {
 	if t.sealKey == "" {
-		return a, s, t.conn.Error(op, caclient.ErrInvalid, errors.New("SealKey is not set"))
+		return s, t.conn.Error(op, caclient.ErrInvalid, errors.New("SealKey is not set"))
 	}
 	if err = t.isTransit(ctx, op); err == nil { // another engine may keep the secret as it is
-		s, err = t.ask(ctx, op, http.MethodPost, t.mount+"/"+op+"/"+t.sealKey, false, body, &a)
+		s, err = t.ask(ctx, op, http.MethodPost, t.mount+"/"+op+"/"+t.sealKey, false, body, answer)
 	}
-	return a, s, err
+	return s, err
 }
 
 // Seal implements ca.Sealer.
 func (t *Transit) Seal(ctx context.Context, secret, associated []byte) ([]byte, error) {
-	a, s, err := t.seal(ctx, "encrypt", map[string]any{"plaintext": secret, "associated_data": associated})
+	var a struct{ Data struct{ Ciphertext string } }
+	s, err := t.seal(ctx, "encrypt", map[string]any{"plaintext": secret, "associated_data": associated}, &a)
 	if s.Code == http.StatusForbidden {
 		err = fmt.Errorf("%w; the policy has to allow %s/encrypt/%s, and the key has to be there: bao write -f "+
 			"%[2]s/keys/%[3]s type=aes256-gcm96", err, t.mounted, t.sealKey)
@@ -366,7 +352,8 @@ func (t *Transit) Unseal(ctx context.Context, sealed, associated []byte) ([]byte
 	if !box.Match(sealed) { // the engine is less strict
 		return nil, not
 	}
-	a, s, err := t.seal(ctx, "decrypt", map[string]any{"ciphertext": string(sealed), "associated_data": associated})
+	var a struct{ Data struct{ Plaintext []byte } }
+	s, err := t.seal(ctx, "decrypt", map[string]any{"ciphertext": string(sealed), "associated_data": associated}, &a)
 	switch {
 	case s.Code == http.StatusBadRequest && strings.Contains(s.Message, "message authentication failed"):
 		err = not

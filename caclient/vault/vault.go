@@ -65,6 +65,7 @@ import (
 	"iter"
 	"net"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -133,22 +134,12 @@ func New(o Options) (*CA, error) {
 
 // isPath reports whether s consists of names with slashes between them.
 func isPath(s string) bool {
-	for part := range strings.SplitSeq(strings.TrimPrefix(s, "/"), "/") {
-		if !isName(part) {
-			return false
-		}
-	}
-	return len(s) <= 512
+	return len(s) <= 512 && !slices.ContainsFunc(strings.Split(strings.TrimPrefix(s, "/"), "/"),
+		func(part string) bool { return !isName(part) })
 }
 
-// isName reports whether s can be a path segment without escaping. Vault's path segments never end with a period.
-func isName(s string) bool {
-	return s != "" && len(s) <= 255 && s[0] != '.' && s[len(s)-1] != '.' &&
-		!strings.ContainsFunc(s, func(r rune) bool {
-			return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_' ||
-				r == '.')
-		})
-}
+// isName reports whether a text can be a path segment without escaping. Vault's path segments never end with a period.
+var isName = regexp.MustCompile(`^[A-Za-z0-9_-]([A-Za-z0-9._-]{0,253}[A-Za-z0-9_-])?$`).MatchString
 
 // signRequest is the body of sign/ROLE.
 type signRequest struct {
@@ -247,9 +238,7 @@ const nothing = "there is none" // the message of a 404 that knows of no error
 
 // message returns Vault's text in a refusal.
 func message(body []byte) string {
-	var m struct {
-		Errors []string `json:"errors"`
-	}
+	var m struct{ Errors []string }
 	if json.Unmarshal(body, &m) != nil {
 		return ""
 	}
@@ -281,11 +270,7 @@ func refine(e *caclient.Error, s *caconn.Status, needsToken bool) {
 }
 
 // issuerList is the answer of issuers.
-type issuerList struct {
-	Data struct {
-		Keys []string `json:"keys"`
-	} `json:"data"`
-}
+type issuerList struct{ Data struct{ Keys []string } }
 
 // issuer is the answer of issuer/ID/json.
 type issuer struct {
