@@ -200,15 +200,13 @@ func (a *Authority) adopt(d *rotation.Document, r Record, now time.Time) (*rotat
 	if err != nil {
 		return nil, err
 	}
-	if d == nil {
+	if s := a.state.Load(); d == nil && s != nil {
 		// Only the document was lost: the roots that this process publishes stay in the bundle until their leaves
 		// have expired, and the numbers go on.
-		if s := a.state.Load(); s != nil {
-			d = s.Clone()
-		}
+		d = s.Clone()
 	}
 	if d == nil {
-		d = &rotation.Document{Authority: rotation.RandomID(), Sequence: 1}
+		d = newDocument()
 		d.Keys[rotation.Root] = []rotation.Key{active}
 	} else if err := d.ReplaceActive(active, now); err != nil {
 		return nil, fmt.Errorf("%s: %w", caCertName, err)

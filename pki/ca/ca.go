@@ -216,7 +216,7 @@ func newAuthority(cfg Config) (*Authority, error) {
 	}
 	a := &Authority{
 		redacted: redact.New("ca.Authority(" + cfg.TrustDomain.String() + ")"),
-		cfg:      cfg, writing: make(chan struct{}, 1), events: events{kept: make(chan struct{}, 1)},
+		cfg:      cfg, writing: make(chan struct{}, 1),
 		syncInterval: max(1, min(30*time.Second, cfg.Rotation.Propagation/4)),
 		taintGrace:   cfg.DefaultTTL/2 + cfg.Backdate,
 		custody:      newCustody(cfg.Custody),

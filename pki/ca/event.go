@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
@@ -33,8 +34,8 @@ const (
 type events struct {
 	mu      sync.Mutex
 	waiting []*KeyEvent
-	err     error         // of the last attempt; nil if it worked
-	kept    chan struct{} // wakes Run: an event may be kept after its state was published
+	err     error        // of the last attempt; nil if it worked
+	kept    renew.Signal // wakes Run: an event may be kept after its state was published
 
 	recording sync.Mutex // held while recording, so that records are in order
 }
@@ -88,10 +89,7 @@ func (a *Authority) keep(all ...*KeyEvent) {
 	if more := len(ev.waiting) - maxEvents; more > 0 {
 		ev.waiting = slices.Delete(ev.waiting, 0, more)
 	}
-	select {
-	case ev.kept <- struct{}{}:
-	default:
-	}
+	ev.kept.Notify()
 }
 
 // record writes pending key events to the Auditor until ctx is done or a write takes too long, and reports whether any

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
@@ -262,11 +263,9 @@ func (a *Authority) newSuccessor(ctx context.Context, k *rotation.Key) (fresh ro
 // keyWithID returns the key with this ID.
 func (a *Authority) keyWithID(id string) (rotation.Key, error) {
 	s := a.current()
-	for _, keys := range s.Keys {
-		for _, k := range keys {
-			if plainHex(k.ID) == plainHex(id) {
-				return k, nil
-			}
+	for _, k := range slices.Concat(s.Keys[:]...) {
+		if plainHex(k.ID) == plainHex(id) {
+			return k, nil
 		}
 	}
 	if s.plugged != nil && slices.ContainsFunc(s.plugged.roots,
@@ -307,16 +306,10 @@ func (a *Authority) Run(ctx context.Context) error {
 	if a.files != nil {
 		following.Go(func() { _ = a.files.follower.Run(ctx) })
 	}
-	changed := make(chan struct{}, 1)
+	var written renew.Signal
+	changed := written.Changed()
 	if store, ok := a.store.(watched); ok {
-		following.Go(func() {
-			store.Watch(ctx, func() {
-				select {
-				case changed <- struct{}{}:
-				default:
-				}
-			})
-		})
+		following.Go(func() { store.Watch(ctx, written.Notify) })
 	}
 	if a.store != nil && len(a.custody.all) > 0 && !a.views() {
 		following.Go(func() { a.keepCustody(ctx) })
@@ -329,7 +322,7 @@ func (a *Authority) Run(ctx context.Context) error {
 		}
 	}
 	for ctx.Err() == nil {
-		s := a.current()
+		s, kept := a.current(), a.events.kept.Changed()
 		wait := r.work(ctx, s)
 		if a.record(ctx) {
 			wait = min(wait, eventRetry)
@@ -341,9 +334,9 @@ func (a *Authority) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 		case <-s.changed:
-		case <-a.events.kept:
+		case <-kept:
 		case <-changed:
-			r.nextSync = time.Now()
+			changed, r.nextSync = written.Changed(), time.Now()
 		case err := <-r.ended:
 			r.rotated(ctx, err)
 		case <-timer.C:
