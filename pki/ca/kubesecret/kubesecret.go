@@ -41,6 +41,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -137,13 +138,8 @@ func (s *Store) Load(ctx context.Context) (ca.Record, error) {
 	if err != nil {
 		return ca.Record{}, fmt.Errorf("kubesecret: load %s: %w", s.title(), s.remedy("get", err))
 	}
-	data := map[string][]byte{}
-	for name, value := range o.Data {
-		if inRecord(name) {
-			data[name] = value
-		}
-	}
-	return ca.NewRecord(o.Metadata.ResourceVersion, data), nil
+	maps.DeleteFunc(o.Data, func(name string, _ []byte) bool { return !inRecord(name) })
+	return ca.NewRecord(o.Metadata.ResourceVersion, o.Data), nil
 }
 
 // Save implements [ca.Store]. Without a deadline in ctx each of its two requests takes at most ten seconds. All names
@@ -309,11 +305,8 @@ func (o *object) marked() bool {
 // with returns the members of the Secret with another record. All other members stay.
 func (o *object) with(record map[string][]byte, marked bool) (map[string]json.RawMessage, error) {
 	data := map[string][]byte{}
-	for name, value := range o.Data {
-		if !inRecord(name) {
-			data[name] = value
-		}
-	}
+	maps.Copy(data, o.Data)
+	maps.DeleteFunc(data, func(name string, _ []byte) bool { return inRecord(name) })
 	for name, value := range record {
 		data[name] = append([]byte{}, value...) // never null
 	}
