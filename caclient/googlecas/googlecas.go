@@ -212,18 +212,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	if err != nil {
 		return nil, err
 	}
-	chain, err := answer.chain(csr)
-	if err != nil {
-		return nil, c.conn.Error("sign", caclient.ErrBadAnswer, err)
-	}
-	return chain, nil
-}
-
-func (a *certificate) chain(csr *pki.CSR) ([]*x509.Certificate, error) {
-	if a.PEMCertificate == "" {
-		return nil, errors.New("the answer has no certificate")
-	}
-	return caconn.Chain(csr, append([]string{a.PEMCertificate}, a.PEMChain...)...)
+	return c.conn.Chain(csr, append([]string{answer.PEMCertificate}, answer.PEMChain...)...)
 }
 
 // call sends a POST to the pool. The error is a [*caclient.Error], unless ctx is done.

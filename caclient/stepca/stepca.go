@@ -289,11 +289,10 @@ func (c *CA) certify(
 		Secrets: []string{token}, Message: caconn.Message}, &answer); err != nil {
 		return nil, err
 	}
-	chain, err := answer.chain(csr)
-	if err != nil {
-		return nil, c.conn.Error("sign", caclient.ErrBadAnswer, err)
+	if len(answer.Chain) == 0 {
+		answer.Chain = []string{answer.Leaf, answer.Issuer}
 	}
-	return chain, nil
+	return c.conn.Chain(csr, answer.Chain...)
 }
 
 // response is an answer with certificates in PEM.
@@ -301,14 +300,6 @@ type response struct {
 	Leaf   string   `json:"crt"`
 	Issuer string   `json:"ca"`
 	Chain  []string `json:"certChain"` // both, and more; missing in early versions
-}
-
-func (r *response) chain(csr *pki.CSR) ([]*x509.Certificate, error) {
-	texts := r.Chain
-	if len(texts) == 0 {
-		texts = []string{r.Leaf, r.Issuer}
-	}
-	return caconn.Chain(csr, texts...)
 }
 
 func (c *CA) fetchRoots(ctx context.Context) ([]*x509.Certificate, error) {

@@ -210,11 +210,8 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 		Body: body}, &answer); err != nil {
 		return nil, err
 	}
-	chain, err := answer.chain(csr)
-	if err != nil {
-		return nil, c.conn.Error("sign", caclient.ErrBadAnswer, err)
-	}
-	return chain, nil
+	a := answer.Data // the field ca_chain is missing if the issuer's chain is only itself
+	return c.conn.Chain(csr, append([]string{a.Certificate, a.IssuingCA}, a.CAChain...)...)
 }
 
 // signAnswer is the answer of sign/ROLE.
@@ -224,14 +221,6 @@ type signAnswer struct {
 		IssuingCA   string   `json:"issuing_ca"`
 		CAChain     []string `json:"ca_chain"`
 	} `json:"data"`
-}
-
-// chain returns the chain for csr. The field ca_chain is missing if the issuer's chain is only itself.
-func (a *signAnswer) chain(csr *pki.CSR) ([]*x509.Certificate, error) {
-	if a.Data.Certificate == "" {
-		return nil, errors.New("the answer has no certificate")
-	}
-	return caconn.Chain(csr, append([]string{a.Data.Certificate, a.Data.IssuingCA}, a.Data.CAChain...)...)
 }
 
 const nothing = "there is none" // the message of a 404 that knows of no error

@@ -306,6 +306,19 @@ func Chain(csr *pki.CSR, texts ...string) ([]*x509.Certificate, error) {
 	return Tidy(csr, all)
 }
 
+// Chain is the function Chain for the answer to "sign". The error is a [*caclient.Error].
+func (c *Conn) Chain(csr *pki.CSR, texts ...string) (chain []*x509.Certificate, err error) {
+	if texts[0] == "" {
+		err = errors.New("the answer has no certificate")
+	} else {
+		chain, err = Chain(csr, texts...)
+	}
+	if err != nil {
+		return nil, c.Error("sign", caclient.ErrBadAnswer, err)
+	}
+	return chain, nil
+}
+
 // Tidy is [Chain] for parsed certificates.
 func Tidy(csr *pki.CSR, all []*x509.Certificate) ([]*x509.Certificate, error) {
 	if err := certchain.CheckSize(all); err != nil {
