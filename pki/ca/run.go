@@ -122,8 +122,7 @@ func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 		}
 		renewed = *old
 		renewed.Issuer, renewed.Cert, renewed.ID = issuer, cert, rotation.Serial(cert)
-		d.Renew(renewed, now)
-		renewed = *d.In(rotation.Root, rotation.Active)
+		renewed = d.Renew(renewed, now)
 		return nil
 	})
 	if err != nil {
@@ -167,10 +166,9 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 		if !d.Taint(id, a.taintGrace, now) {
 			return errNoChange
 		}
-		if !prepares {
-			return nil
+		if prepares {
+			successor = d.Prepare(successor, a.cfg.Rotation.Propagation, now)
 		}
-		successor = d.Prepare(successor, a.cfg.Rotation.Propagation, now)
 		return nil
 	})
 	if err != nil {

@@ -285,10 +285,11 @@ func (d *Document) Prepare(fresh Key, wait time.Duration, now time.Time) Key {
 	return fresh
 }
 
-// Renew replaces the active key of renewed's kind at once.
-func (d *Document) Renew(renewed Key, now time.Time) {
+// Renew replaces the active key of renewed's kind at once. It returns the new one.
+func (d *Document) Renew(renewed Key, now time.Time) Key {
 	renewed.Prepared, renewed.Activates = now, now
 	*d.In(renewed.Kind(), Active) = renewed
+	return renewed
 }
 
 // NeedsSuccessor reports whether a key, once tainted, needs a successor. A full bundle has no room for one yet.

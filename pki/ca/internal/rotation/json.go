@@ -229,38 +229,46 @@ func (j *keyJSON) decode(kind Kind, td spiffe.TrustDomain,
 		return Key{}, fmt.Errorf("it is %v, and the time at which it retires is there: %v", k.Phase,
 			!k.Retires.IsZero())
 	}
-	secret := func(public crypto.PublicKey) (signer crypto.Signer, err error) {
-		switch {
-		case !signs:
-			return nil, nil
-		case j.KeyName != "":
-			signer = find(j.KeyName, public)
-		default:
-			signer, err = pki.ParsePrivateKeyPEM([]byte(j.PrivateKey))
-		}
-		k.Secret = redact.Seal(signer)
-		return signer, err
+	public, err := k.decodePublic(kind, j)
+	if err != nil || !signs {
+		return k, err
 	}
-	decode := k.decodeRoot
-	if kind == Token {
-		decode = k.decodeToken
+	var signer crypto.Signer
+	if j.KeyName != "" {
+		signer = find(j.KeyName, public)
+	} else if signer, err = pki.ParsePrivateKeyPEM([]byte(j.PrivateKey)); err != nil {
+		return k, err
 	}
-	err := decode(j, td, secret)
+	err = k.signWith(signer, td)
 	return k, err
 }
 
-func (k *Key) decodeRoot(j *keyJSON, td spiffe.TrustDomain,
-	secret func(crypto.PublicKey) (crypto.Signer, error)) error {
+// decodePublic takes what is public from j, and returns the public key.
+func (k *Key) decodePublic(kind Kind, j *keyJSON) (public crypto.PublicKey, err error) {
+	if kind == Token {
+		k.ID, k.Algorithm = j.KeyID, j.Algorithm
+		k.Public, err = certpem.PublicKey([]byte(j.PublicKey))
+		return k.Public, err
+	}
 	certs, err := pki.ParseCertificatesPEM([]byte(j.Certificate))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if len(certs) != 1 {
-		return fmt.Errorf("%d certificates", len(certs))
+		return nil, fmt.Errorf("%d certificates", len(certs))
 	}
 	k.Cert, k.ID = certs[0], Serial(certs[0])
-	signer, err := secret(k.Cert.PublicKey)
-	if err != nil || signer == nil {
+	return k.Cert.PublicKey, nil
+}
+
+// signWith makes k sign with its private key.
+func (k *Key) signWith(signer crypto.Signer, td spiffe.TrustDomain) (err error) {
+	k.Secret = redact.Seal(signer)
+	if k.Cert == nil {
+		if !pki.PublicKeysEqual(k.Public, signer.Public()) {
+			return pki.ErrKeyMismatch
+		}
+		_, err = jwtsvid.NewIssuer(td, k.ID, signer, &jwtsvid.IssuerOptions{Algorithm: k.Algorithm})
 		return err
 	}
 	for _, u := range k.Cert.URIs { // a root from elsewhere may have no URI, or its owner's address
@@ -269,24 +277,6 @@ func (k *Key) decodeRoot(j *keyJSON, td spiffe.TrustDomain,
 		}
 	}
 	k.Issuer, err = SelfSigned(k.Cert, signer)
-	return err
-}
-
-func (k *Key) decodeToken(j *keyJSON, td spiffe.TrustDomain,
-	secret func(crypto.PublicKey) (crypto.Signer, error)) error {
-	var err error
-	if k.Public, err = certpem.PublicKey([]byte(j.PublicKey)); err != nil {
-		return err
-	}
-	k.ID, k.Algorithm = j.KeyID, j.Algorithm
-	signer, err := secret(k.Public)
-	if err != nil || signer == nil {
-		return err
-	}
-	if !pki.PublicKeysEqual(k.Public, signer.Public()) {
-		return pki.ErrKeyMismatch
-	}
-	_, err = jwtsvid.NewIssuer(td, k.ID, signer, &jwtsvid.IssuerOptions{Algorithm: k.Algorithm})
 	return err
 }
 
