@@ -212,7 +212,7 @@ func New(cfg Config) (*Authority, error) {
 func newAuthority(cfg Config) (*Authority, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("ca: invalid Config: %w", err)
 	}
 	a := &Authority{
 		redacted: redact.New("ca.Authority(" + cfg.TrustDomain.String() + ")"),
@@ -235,7 +235,7 @@ func (cfg Config) withDefaults() (Config, error) {
 		"RefreshHint": cfg.RefreshHint, "Propagation": r.Propagation, "CheckInterval": r.CheckInterval,
 	} {
 		if d < 0 {
-			return cfg, fmt.Errorf("ca: invalid Config: %s is negative (%v)", name, d)
+			return cfg, fmt.Errorf("%s is negative (%v)", name, d)
 		}
 	}
 	cfg.MaxTTL = cmp.Or(cfg.MaxTTL, 90*day)
@@ -249,26 +249,24 @@ func (cfg Config) withDefaults() (Config, error) {
 	cfg.Logger = ratelog.Patient(cfg.Logger).With(slog.Any("trust_domain", cfg.TrustDomain))
 	switch {
 	case cfg.TrustDomain.IsZero():
-		return cfg, fmt.Errorf("ca: invalid Config: TrustDomain: %w", spiffe.ErrZero)
+		return cfg, fmt.Errorf("TrustDomain: %w", spiffe.ErrZero)
 	case cfg.RefreshHint%time.Second != 0:
-		return cfg, fmt.Errorf("ca: invalid Config: RefreshHint is %v, but bundles carry whole seconds",
-			cfg.RefreshHint)
+		return cfg, fmt.Errorf("RefreshHint is %v, but bundles carry whole seconds", cfg.RefreshHint)
 	case cfg.DefaultTTL < minTTL || cfg.MaxTTL < minTTL:
-		return cfg, fmt.Errorf("ca: invalid Config: DefaultTTL is %v and MaxTTL %v, but "+
-			"certificates carry whole seconds", cfg.DefaultTTL, cfg.MaxTTL)
+		return cfg, fmt.Errorf("DefaultTTL is %v and MaxTTL %v, but certificates carry whole seconds", cfg.DefaultTTL,
+			cfg.MaxTTL)
 	case cfg.DefaultTTL > cfg.MaxTTL:
-		return cfg, fmt.Errorf("ca: invalid Config: DefaultTTL %v is more than MaxTTL %v", cfg.DefaultTTL, cfg.MaxTTL)
+		return cfg, fmt.Errorf("DefaultTTL %v is more than MaxTTL %v", cfg.DefaultTTL, cfg.MaxTTL)
 	case r.Propagation >= r.RootTTL/2-cfg.DefaultTTL:
-		return cfg, fmt.Errorf("ca: invalid Config: the root's lifetime %v is not more than twice "+
-			"the time in which verifiers learn of its successor (%v) and the default lifetime of a leaf (%v) together",
-			r.RootTTL, r.Propagation, cfg.DefaultTTL)
+		return cfg, fmt.Errorf("the root's lifetime %v is not more than twice the time in which verifiers learn of its "+
+			"successor (%v) and the default lifetime of a leaf (%v) together", r.RootTTL, r.Propagation, cfg.DefaultTTL)
 	case !(r.GraceRatio > 0 && r.GraceRatio <= 0.5):
-		return cfg, fmt.Errorf("ca: invalid Config: GraceRatio is %v; it is more than 0 and at most 0.5", r.GraceRatio)
+		return cfg, fmt.Errorf("GraceRatio is %v; it is more than 0 and at most 0.5", r.GraceRatio)
 	}
 	if cfg.JWT != nil {
 		jwt, err := cfg.JWT.withDefaults(r.Propagation)
 		if err != nil {
-			return cfg, err
+			return cfg, fmt.Errorf("JWT: %w", err)
 		}
 		cfg.JWT = &jwt
 	}

@@ -53,6 +53,13 @@ type KeyStatus struct {
 	Tainted   bool      // its private key may be in wrong hands; see [Authority.Taint]
 }
 
+func statuses(keys []rotation.Key) (all []KeyStatus) {
+	for _, k := range keys {
+		all = append(all, status(k))
+	}
+	return all
+}
+
 func status(k rotation.Key) KeyStatus {
 	return KeyStatus{
 		ID: k.ID, Certificate: k.Cert, Custody: k.Name, Algorithm: k.Algorithm, PublicKey: k.Public,
@@ -108,9 +115,10 @@ type Status struct {
 // Status returns the state of the authority.
 func (a *Authority) Status() Status {
 	s := a.current()
-	out := Status{TrustDomain: a.cfg.TrustDomain, Sequence: s.sequence, Roots: s.roots()}
-	for _, k := range s.Keys[rotation.Token] {
-		out.JWTKeys = append(out.JWTKeys, status(k))
+	out := Status{TrustDomain: a.cfg.TrustDomain, Sequence: s.sequence, Roots: statuses(s.Keys[rotation.Root]),
+		JWTKeys: statuses(s.Keys[rotation.Token])}
+	if s.plugged != nil {
+		out.Roots = s.plugged.status()
 	}
 	for _, l := range s.Loose {
 		out.Loose = append(out.Loose, l.Name)
@@ -124,17 +132,6 @@ func (a *Authority) Status() Status {
 			out.Synced = checked
 		}
 		out.SyncError = cmp.Or(err, out.SyncError)
-	}
-	return out
-}
-
-func (s *state) roots() []KeyStatus {
-	if s.plugged != nil {
-		return s.plugged.status()
-	}
-	out := make([]KeyStatus, len(s.Keys[rotation.Root]))
-	for i, k := range s.Keys[rotation.Root] {
-		out[i] = status(k)
 	}
 	return out
 }

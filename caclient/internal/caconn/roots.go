@@ -184,11 +184,11 @@ func (c *Conn) FetchBundles(ctx context.Context) (*spiffe.BundleSet, error) {
 			return nil, err
 		}
 	}
+	var set *spiffe.BundleSet
 	b, err := c.roots.take(source)
-	if err != nil {
-		return nil, c.Error(op, caclient.ErrUnavailable, err)
+	if err == nil {
+		set, err = spiffe.NewBundleSet(b)
 	}
-	set, err := spiffe.NewBundleSet(b)
 	if err != nil {
 		return nil, c.Error(op, caclient.ErrUnavailable, err)
 	}
