@@ -61,8 +61,8 @@ func record(d *rotation.Document, td spiffe.TrustDomain) (map[string][]byte, err
 
 // read makes a document of a record. changed says that the document must be stored, because read adopted another
 // program's CA or followed another program's change.
-func (a *Authority) read(ctx context.Context, r Record, now time.Time) (d *rotation.Document, changed bool, err error) {
-	d, changed, err = a.parse(ctx, r, now)
+func (a *Authority) read(ctx context.Context, r Record, now time.Time) (*rotation.Document, bool, error) {
+	d, changed, err := a.parse(ctx, r, now)
 	if _, passes := errors.AsType[*custodyError](err); passes {
 		return nil, false, fmt.Errorf("ca: %w", err)
 	}
@@ -72,23 +72,29 @@ func (a *Authority) read(ctx context.Context, r Record, now time.Time) (d *rotat
 	return d, changed, nil
 }
 
-func (a *Authority) parse(ctx context.Context, r Record, now time.Time) (*rotation.Document, bool, error) {
-	state, ours := r.Data()[stateName]
-	_, noted := r.Data()[noteName]
+// stateOf returns our state in a record, nil if it has none, and whether the record is to be in the other form: sealed
+// or not, or sealed by another key.
+func (a *Authority) stateOf(ctx context.Context, r Record) (state []byte, otherForm bool, err error) {
+	state = r.Data()[stateName]
 	b, sealed := r.Data()[sealedName]
-	otherForm := sealed != (a.custody.Seal != nil)
-	switch {
-	case sealed && ours:
-		return nil, false, fmt.Errorf("there are %s and %s: restore the record from a backup", stateName, sealedName)
-	case sealed:
-		text, anew, err := a.unseal(ctx, b)
-		if err != nil {
-			return nil, false, err
-		}
-		state, ours, otherForm = text, true, otherForm || anew
+	otherForm = sealed != (a.custody.Seal != nil)
+	if !sealed {
+		return state, otherForm, nil
 	}
-	if !ours {
-		if a.state.Load() != nil {
+	if state != nil {
+		return nil, false, fmt.Errorf("there are %s and %s: restore the record from a backup", stateName, sealedName)
+	}
+	state, anew, err := a.unseal(ctx, b)
+	return state, otherForm || anew, err
+}
+
+func (a *Authority) parse(ctx context.Context, r Record, now time.Time) (*rotation.Document, bool, error) {
+	state, otherForm, err := a.stateOf(ctx, r)
+	if err != nil {
+		return nil, false, err
+	}
+	if state == nil {
+		if _, noted := r.Data()[noteName]; a.state.Load() != nil {
 			a.cfg.Logger.Warn(stateName + " is missing from the record, and is written again")
 		} else if noted {
 			return nil, false, fmt.Errorf("%s is missing, and %s says that it was there: restore the record "+

@@ -276,26 +276,26 @@ func (a *Authority) makeHeld(ctx context.Context, kind rotation.Kind, alg, name 
 // begin makes a new CA with private keys at the custodian. The first record has only their names. The next attempt, in
 // this or another process, goes on with it: d is that record, of this version, or new.
 func (a *Authority) begin(ctx context.Context, d *rotation.Document, version string, now time.Time) (based, error) {
-	d = d.Clone()
+	base := based{Document: d.Clone(), version: version}
 	names, write := map[rotation.Kind]string{}, false
 	for _, kind := range a.kinds() {
-		name, had := d.Stake(kind.String()+" "+a.keyAlgorithm(kind, a.alg(kind)), now, 0)
+		name, had := base.Stake(kind.String()+" "+a.keyAlgorithm(kind, a.alg(kind)), now, 0)
 		names[kind], write = name, write || !had
 	}
+	var err error
 	if write {
-		var err error
-		if d, version, err = a.write(ctx, d, version); err != nil {
+		if base, err = a.write(ctx, base.Document, version); err != nil {
 			return based{}, err
 		}
 	}
-	a.fresh = d.Clone()
-	err := a.create(a.fresh, now, func(kind rotation.Kind, alg string) (rotation.Key, error) {
+	a.fresh = base.Clone()
+	err = a.create(a.fresh, now, func(kind rotation.Kind, alg string) (rotation.Key, error) {
 		return a.makeHeld(ctx, kind, alg, names[kind])
 	})
 	if err == nil {
-		err = a.fresh.Account(d, now)
+		err = a.fresh.Account(base.Document, now)
 	}
-	return based{Document: a.fresh, version: version, dirty: true}, err
+	return based{Document: a.fresh, version: base.version, dirty: true}, err
 }
 
 // checkCustody finds out whether the custodians have the private keys that sign. One that is certain not to have a key

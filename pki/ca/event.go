@@ -126,8 +126,7 @@ func (a *Authority) record(ctx context.Context) (left bool) {
 		}
 		if !again {
 			a.cfg.Logger.LogAttrs(ctx, slog.LevelError, "key event not recorded", slog.Any("err", err),
-				slog.Int("waiting", n),
-				slog.String("event", e.Event), slog.String("key", e.Key),
+				slog.Int("waiting", n), slog.String("event", e.Event), slog.String("key", e.Key),
 				slog.String("serial", e.Serial), slog.Any("actor", e.Actor))
 		}
 		return true

@@ -153,8 +153,7 @@ func (a *Authority) checkJWT(r *JWTRequest) error {
 	}
 	switch {
 	case len(r.Audience) == 0 || slices.Contains(r.Audience, ""):
-		return refused(ErrIdentity, "%w: the audience is missing or empty: say whom the token is for",
-			fs.ErrInvalid)
+		return refused(ErrIdentity, "%w: the audience is missing or empty: say whom the token is for", fs.ErrInvalid)
 	case len(r.Audience) > 1:
 		return refused(ErrIdentity, "%w: %d audiences; ask for one token for each, as this CA "+
 			"signs none for several", fs.ErrInvalid, len(r.Audience))

@@ -333,8 +333,7 @@ func probe(td spiffe.TrustDomain, issuer *pki.Issuer, above []*x509.Certificate,
 	if err != nil {
 		return fail(err)
 	}
-	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(id),
-		func() time.Time { return now })
+	v, err := spiffe.NewVerifier(bundle, spiffe.AllowIDs(id), func() time.Time { return now })
 	if err != nil {
 		return fail(err)
 	}

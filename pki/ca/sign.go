@@ -485,8 +485,7 @@ func (a *Authority) bound(s *state, kind rotation.Kind, key *rotation.Key) time.
 // mu is held.
 func (a *Authority) staleError(bound time.Time) error {
 	err := fmt.Errorf("the store was last read at %s, and a rotation that began since would not cover "+
-		"what is signed after %s; "+
-		"see that the authority is running and its store answers",
+		"what is signed after %s; see that the authority is running and its store answers",
 		a.synced.UTC().Format(time.RFC3339), bound.UTC().Format(time.RFC3339))
 	if a.syncErr != nil {
 		err = fmt.Errorf("%w: %w", err, within(a.syncErr))

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -92,7 +93,8 @@ func (a *Authority) open(ctx context.Context) error {
 // lasts reports whether an error in opening a store is for an operator to mend.
 func lasts(err error) bool {
 	_, creation := errors.AsType[*creationError](err)
-	return creation || errors.Is(err, ErrUnfit) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS)
+	return creation || slices.ContainsFunc([]error{ErrUnfit, errors.ErrUnsupported, fs.ErrPermission, syscall.EROFS},
+		func(lasting error) bool { return errors.Is(err, lasting) })
 }
 
 // creationError says that no CA can be made with these settings, whatever the store.
@@ -344,11 +346,11 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, 
 	}
 	first, known := a.state.Load() == nil, a.known()
 	start := time.Now()
-	d, stored, err := a.write(ctx, d, base.version)
+	written, err := a.write(ctx, d, base.version)
 	if err != nil {
 		return a.note(ctx, err)
 	}
-	if err := a.install(d, stored, start, time.Now(), base.Document, why); err != nil {
+	if err := a.install(written.Document, written.version, start, time.Now(), base.Document, why); err != nil {
 		return err
 	}
 	if base.vanished {
@@ -358,24 +360,24 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, 
 		a.keep(a.keyEvent("recovered", k, time.Now(), "", what))
 	}
 	// During a slow save, others may have missed the time to learn of a key.
-	if late, changed := d.Postpone(known, time.Now()); changed && !first {
-		late.Sequence = d.NumberOfNext()
-		return a.save(ctx, late, based{Document: d, version: stored}, why)
+	if late, changed := written.Postpone(known, time.Now()); changed && !first {
+		late.Sequence = written.NumberOfNext()
+		return a.save(ctx, late, written, why)
 	}
 	return nil
 }
 
-// write stores d in place of the given version, and returns d as it was written, and its version.
-func (a *Authority) write(ctx context.Context, d *rotation.Document, version string) (*rotation.Document, string, error) {
+// write stores d in place of the given version, and returns it as it was written.
+func (a *Authority) write(ctx context.Context, d *rotation.Document, version string) (based, error) {
 	d = d.Clone()
 	d.Revision++
 	d.Writer = rotation.RandomID()
 	data, err := record(d, a.cfg.TrustDomain)
 	if err != nil {
-		return nil, "", &creationError{fmt.Errorf("ca: record of %s, which is not written: %w", a.cfg.TrustDomain, err)}
+		return based{}, &creationError{fmt.Errorf("ca: record of %s, which is not written: %w", a.cfg.TrustDomain, err)}
 	}
 	if err := a.seal(ctx, d, data); err != nil {
-		return nil, "", fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, err)
+		return based{}, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, err)
 	}
 	start := time.Now()
 	saving, cancel := context.WithTimeout(ctx, a.patience())
@@ -383,15 +385,15 @@ func (a *Authority) write(ctx context.Context, d *rotation.Document, version str
 	stored, err := a.store.Save(saving, NewRecord(version, data))
 	switch {
 	case errors.Is(err, ErrConflict):
-		return nil, "", err
+		return based{}, err
 	case err != nil:
 		// The write may have happened anyway. If so, the record is ours; if not, or if that is unknown, the next
 		// reading shows it.
 		if stored = a.landed(ctx, d.Writer, start); stored == "" {
-			return nil, "", fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, within(err))
+			return based{}, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, within(err))
 		}
 	}
-	return d, stored, nil
+	return based{Document: d, version: stored}, nil
 }
 
 // landed returns the version of the record in the store if it is the writer's, and otherwise "".

@@ -295,9 +295,8 @@ func (d *Document) Renew(renewed Key, now time.Time) Key {
 // NeedsSuccessor reports whether a key, once tainted, needs a successor. A full bundle has no room for one yet.
 func (d *Document) NeedsSuccessor(id string) bool {
 	return slices.ContainsFunc(d.twins(id), func(k *Key) bool {
-		return !k.Tainted &&
-			(k.Phase == Distributing || k.Phase == Active && d.In(k.Kind(), Distributing) == nil &&
-				len(d.Keys[k.Kind()]) < MaxKeys)
+		return !k.Tainted && (k.Phase == Distributing || k.Phase == Active && d.In(k.Kind(), Distributing) == nil &&
+			len(d.Keys[k.Kind()]) < MaxKeys)
 	})
 }
 
