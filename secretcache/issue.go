@@ -91,8 +91,7 @@ func form(want pki.Expectation, chain []*x509.Certificate, key crypto.Signer) (m
 	svid, err := spiffe.NewSVID(chain, key)
 	if err == nil && svid.ID() != want.ID() {
 		err = fmt.Errorf("it is for %q, as which the CA knows the caller, and not for %q: "+
-			"the token is that of another account, or the identity is",
-			svid.ID(), want.ID())
+			"the token is that of another account, or the identity is", svid.ID(), want.ID())
 	}
 	return svid, err
 }

@@ -77,8 +77,7 @@ func (m *Manager) metrics(all []report.Identity, bundles report.Upstream) *metri
 	}
 	s.Gauges("svidkit_secretcache_identity_failures",
 		"The number of attempts to obtain a certificate for the identity that have failed "+
-			"since the last that did not.",
-		func(add metrics.Add) {
+			"since the last that did not.", func(add metrics.Add) {
 			for _, i := range listed {
 				add(float64(i.Failures), "identity", i.Name)
 			}
@@ -118,8 +117,7 @@ func (m *Manager) addCA(s *metrics.Set, bundles report.Upstream) {
 		"The number of attempts to get the trust bundles that have failed since the last that did not.",
 		func(add metrics.Add) { add(float64(bundles.Failures)) })
 	s.Gauges("svidkit_secretcache_bundles_confirmed_timestamp_seconds",
-		"When the CA last said what the trust bundles are, in seconds since 1970.",
-		func(add metrics.Add) {
+		"When the CA last said what the trust bundles are, in seconds since 1970.", func(add metrics.Add) {
 			if at := m.counts.confirmed.Load(); at != 0 {
 				add(metrics.Seconds(time.Unix(0, at)))
 			}

@@ -310,8 +310,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 
 const noProof = "there is neither a token nor a certificate that ZTS would take; set Token or TokenFile"
 
-func (c *CA) certify(
-	ctx context.Context, conn *caconn.Conn, csr *pki.CSR, path string, r request,
+func (c *CA) certify(ctx context.Context, conn *caconn.Conn, csr *pki.CSR, path string, r request,
 ) ([]*x509.Certificate, error) {
 	var a answer
 	call := caconn.Request{Op: "sign", Method: http.MethodPost, Path: "/zts/v1/instance" + path, Body: r,

@@ -189,8 +189,7 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 }
 
 // sign requests a certificate for id, or for the caller's own ID if id is zero.
-func (c *CA) sign(
-	ctx context.Context, csr *pki.CSR, lifetime time.Duration, id spiffe.ID,
+func (c *CA) sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration, id spiffe.ID,
 ) ([]*x509.Certificate, error) {
 	request, err := c.request(csr, lifetime, id)
 	if err != nil {

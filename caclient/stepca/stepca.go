@@ -281,8 +281,7 @@ type request struct {
 	NotAfter string `json:"notAfter,omitempty"` // a duration
 }
 
-func (c *CA) certify(
-	ctx context.Context, conn *caconn.Conn, csr *pki.CSR, path string, r request, token string,
+func (c *CA) certify(ctx context.Context, conn *caconn.Conn, csr *pki.CSR, path string, r request, token string,
 ) ([]*x509.Certificate, error) {
 	var answer response
 	if err := conn.Do(ctx, caconn.Request{Op: "sign", Method: http.MethodPost, Path: path, Body: r,

@@ -100,10 +100,8 @@ type custody struct {
 }
 
 func newCustody(c Custody) *custody {
-	all := c.Former
-	if c.Keys != nil {
-		all = append([]Custodian{c.Keys}, c.Former...)
-	}
+	all := slices.Concat([]Custodian{c.Keys}, c.Former)
+	all = slices.DeleteFunc(all, func(from Custodian) bool { return from == nil })
 	return &custody{Custody: c, all: all, calls: make(chan struct{}, maxCalls)}
 }
 

@@ -76,21 +76,10 @@ func (a *Authority) rotate(ctx context.Context, why, op string, kind rotation.Ki
 	return status(fresh), nil
 }
 
-// opError returns err with the failed operation, once.
+// opError returns err with the failed operation.
 func (a *Authority) opError(op string, err error) error {
-	if _, ok := errors.AsType[*opError](err); ok {
-		return err
-	}
-	return &opError{op: op + " " + a.cfg.TrustDomain.String(), err: err}
+	return fmt.Errorf("ca: %s %s: %w", op, a.cfg.TrustDomain, within(err))
 }
-
-type opError struct {
-	op  string
-	err error
-}
-
-func (e *opError) Error() string { return "ca: " + e.op + ": " + within(e.err).Error() }
-func (e *opError) Unwrap() error { return e.err }
 
 // renew replaces the active root's certificate by a new one with the same key and subject. Leaves verify with either
 // certificate, so no step has to wait.

@@ -150,7 +150,9 @@ func (s *Server) addAPIs() (metrics []func(io.Writer) error, err error) {
 		s.istio, metrics = only(istioca.CreateCertificate, h), append(metrics, h.Report().Metrics)
 	}
 	if s.opts.Linkerd != nil {
-		h, err := s.newLinkerd(*s.opts.Linkerd)
+		o := *s.opts.Linkerd
+		o.Signer, o.Logger = s.signer, s.opts.Logger
+		h, err := linkerd.New(o)
 		if err != nil {
 			return nil, err
 		}
@@ -176,11 +178,6 @@ func (s *Server) newIstio(o istioca.Options) (*istioca.Server, error) {
 		o.Authenticator = authn.FirstOf(certificates, tokens)
 	}
 	return istioca.New(o)
-}
-
-func (s *Server) newLinkerd(o linkerd.Options) (*linkerd.Server, error) {
-	o.Signer, o.Logger = s.signer, s.opts.Logger
-	return linkerd.New(o)
 }
 
 // only serves h at path, and answers 404 elsewhere.
@@ -302,8 +299,7 @@ func (s *Server) endpoints(at Listeners) ([]endpoint, error) {
 	if at.LinkerdPlaintext {
 		if s.opts.Linkerd != nil && !s.opts.Linkerd.AllowPlaintext {
 			return nil, errors.New("caserver: Listeners.LinkerdPlaintext is set, and " +
-				"linkerd.Options.AllowPlaintext is " +
-				"not: every request would be refused")
+				"linkerd.Options.AllowPlaintext is not: every request would be refused")
 		}
 		linkerdOptions.TLS, linkerdOptions.Plaintext = nil, true
 	}

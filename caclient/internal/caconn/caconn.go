@@ -189,8 +189,7 @@ func (c *Conn) ProofToken(ctx context.Context, refused error, none string) (stri
 
 // OneCall returns a client that makes a connection for each call, with the current client certificate. A nil config
 // trusts the host's roots.
-func OneCall(
-	config func(context.Context) (*tls.Config, error),
+func OneCall(config func(context.Context) (*tls.Config, error),
 	certificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error),
 ) *http.Client {
 	t := tlsalert.NewTransport(config, false, nil)

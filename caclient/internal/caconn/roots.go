@@ -41,11 +41,7 @@ type olderRoot struct {
 // LearnRoots records the roots that came with leaf. [Conn.FetchBundles] then returns them for as long as a
 // certificate issued under them may live. An error changes nothing.
 func (c *Conn) LearnRoots(certs []*x509.Certificate, leaf *x509.Certificate) error {
-	return c.roots.learn(certs, leaf)
-}
-
-func (r *roots) learn(certs []*x509.Certificate, leaf *x509.Certificate) error {
-	// An error must not change anything.
+	r := &c.roots
 	if _, err := spiffe.NewBundle(r.td, spiffe.BundleContents{X509Authorities: certs}); err != nil {
 		return fmt.Errorf("roots: %w", err)
 	}
@@ -66,8 +62,7 @@ func (r *roots) learn(certs []*x509.Certificate, leaf *x509.Certificate) error {
 
 // Sort moves certificates that came as roots, but are not roots, to the chain, which answers csr. A root is
 // self-signed or among the Endpoint's roots. Without both kinds, all certificates that came as roots count as roots.
-func (c *Conn) Sort(
-	ctx context.Context, csr *pki.CSR, chain, roots []*x509.Certificate,
+func (c *Conn) Sort(ctx context.Context, csr *pki.CSR, chain, roots []*x509.Certificate,
 ) (_, _ []*x509.Certificate, err error) {
 	notSigned := func(c *x509.Certificate) bool { return !certchain.SelfSigned(c) }
 	if !slices.ContainsFunc(roots, notSigned) {

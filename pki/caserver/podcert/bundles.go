@@ -44,8 +44,7 @@ func (b *bundles) init(s *Signer) {
 	b.Keeper = kubefollow.Keeper{
 		Name: "podcert: ClusterTrustBundle", Again: kubefollow.Again, Log: s.log, Behind: b.behind,
 		Remedy: "bind a ClusterRole that may create and patch clustertrustbundles, and attest for the signer " +
-			s.opts.SignerName +
-			", to the service account of this program",
+			s.opts.SignerName + ", to the service account of this program",
 	}
 	b.present.Follower = kubefollow.Follower[clusterBundle]{
 		API: s.api, Path: kube.Path("apis", group, "v1", "clustertrustbundles"), Kind: "ClusterTrustBundle",

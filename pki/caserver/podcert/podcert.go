@@ -173,8 +173,7 @@ func New(o Options) (*Signer, error) {
 	s.loop = renew.Loop[*entry]{Mu: &s.mu, Attempt: s.attempt, Slots: concurrent, FailingLast: true}
 	s.roots.init(s)
 	s.totals = s.set.Counters("svidkit_ca_pod_requests_total", "The number of requests of pods that were "+
-		"answered, by the answer; lost "+
-		"are those that another replica has answered, or that have gone.",
+		"answered, by the answer; lost are those that another replica has answered, or that have gone.",
 		"answer", "Issued", "Denied", "Failed", "lost")
 	s.set.Gauge("svidkit_ca_pod_requests_waiting", "The number of requests of pods that wait for an answer.",
 		func() (float64, bool) {

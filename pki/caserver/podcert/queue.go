@@ -233,8 +233,7 @@ func (s *Signer) again(ctx context.Context, e *entry, r *request, answer *status
 	}
 	if !conflict {
 		s.log.LogOf(slog.LevelWarn, of, "podcert: a request has to wait", who, slog.String("request", r.name()),
-			slog.String("node", r.Spec.NodeName),
-			slog.Any("err", err), slog.Duration("retry_in", wait))
+			slog.String("node", r.Spec.NodeName), slog.Any("err", err), slog.Duration("retry_in", wait))
 	}
 }
 

@@ -217,12 +217,9 @@ func (d *Document) Next() time.Time { return nextStep(slices.Concat(d.Keys[:]...
 // those, and two bundles must not share a number.
 func (d *Document) NumberOfNext() uint64 {
 	n := d.Sequence + 1
-	for kind, keys := range d.Keys {
-		for _, k := range keys {
-			if k.Phase == Retiring || k.Phase == Trusted || k.Phase == Active &&
-				d.In(Kind(kind), Distributing) != nil {
-				n++
-			}
+	for _, k := range slices.Concat(d.Keys[:]...) {
+		if k.Phase == Retiring || k.Phase == Trusted || k.Phase == Active && d.In(k.Kind(), Distributing) != nil {
+			n++
 		}
 	}
 	return n

@@ -19,10 +19,7 @@ import (
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
 )
 
-const (
-	stateVersion   = 1 // the form of the document; another form is not ours to change
-	publicKeyBlock = "PUBLIC KEY"
-)
+const stateVersion = 1 // the form of the document; another form is not ours to change
 
 // The form of the document in JSON. Durations are text, as in "24h0m0s"; times are UTC.
 type (
@@ -126,7 +123,7 @@ func (k *Key) encode() (j keyJSON, err error) {
 	}
 	der, err := x509.MarshalPKIXPublicKey(k.Public)
 	j.KeyID, j.Algorithm = k.ID, k.Algorithm
-	j.PublicKey = string(pem.EncodeToMemory(&pem.Block{Type: publicKeyBlock, Bytes: der}))
+	j.PublicKey = string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
 	return j, err
 }
 
