@@ -214,17 +214,14 @@ func newAuthority(cfg Config) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ca: invalid Config: %w", err)
 	}
-	a := &Authority{
+	return &Authority{
 		redacted: redact.New("ca.Authority(" + cfg.TrustDomain.String() + ")"),
 		cfg:      cfg, writing: make(chan struct{}, 1),
 		syncInterval: max(1, min(30*time.Second, cfg.Rotation.Propagation/4)),
 		taintGrace:   cfg.DefaultTTL/2 + cfg.Backdate,
 		custody:      newCustody(cfg.Custody),
-	}
-	if cfg.Limits != (Limits{}) {
-		a.limiter = limit.New(limit.Options(cfg.Limits))
-	}
-	return a, nil
+		limiter:      limit.New(limit.Options(cfg.Limits)),
+	}, nil
 }
 
 func (cfg Config) withDefaults() (Config, error) {
@@ -290,7 +287,7 @@ type redacted = redact.Text
 type Authority struct {
 	redacted
 	cfg     Config
-	limiter *limit.Limiter // nil for none
+	limiter *limit.Limiter
 
 	syncInterval time.Duration // how often Run reads the store: a quarter of the consumers' time
 	taintGrace   time.Duration // how long a tainted root stays in the bundle once its successor signs

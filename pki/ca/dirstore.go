@@ -131,13 +131,12 @@ func (d *dirStore) load(ctx context.Context) (Record, error) {
 		return Record{}, context.Cause(ctx)
 	}
 	root, err := d.open()
-	if errors.Is(err, fs.ErrNotExist) {
-		if d.seen.Load() {
-			return Record{}, errGone
-		}
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && d.seen.Load():
+		return Record{}, errGone
+	case errors.Is(err, fs.ErrNotExist):
 		return Record{}, ErrNoRecord
-	}
-	if err != nil {
+	case err != nil:
 		return Record{}, err
 	}
 	defer root.Close()

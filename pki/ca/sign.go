@@ -205,11 +205,10 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 // certificate or token leaves. sign makes the certificate or token with the key.
 func (a *Authority) issue(ctx context.Context, kind rotation.Kind, id spiffe.ID, caller string, ttl time.Duration,
 	sign func(*grant) (*Issuance, error)) error {
-	release, err := a.acquire(ctx, id, caller)
-	if err != nil {
+	if err := a.acquire(ctx, id, caller); err != nil {
 		return err
 	}
-	defer release()
+	defer a.limiter.Release()
 	a.look(ctx)
 	g, err := a.reserve(ctx, kind, id, ttl)
 	if err != nil {
@@ -303,19 +302,16 @@ func refusal(err error, id spiffe.ID) error {
 	return err
 }
 
-// acquire waits for a signing slot.
-func (a *Authority) acquire(ctx context.Context, id spiffe.ID, caller string) (release func(), err error) {
-	if a.limiter == nil {
-		return func() {}, nil
-	}
-	err = a.limiter.Acquire(ctx, caller)
-	if err == nil {
-		return a.limiter.Release, nil
-	}
+// acquire waits for a signing slot, which the caller releases.
+func (a *Authority) acquire(ctx context.Context, id spiffe.ID, caller string) error {
+	err := a.limiter.Acquire(ctx, caller)
 	if over, ok := errors.AsType[*limit.Error](err); ok {
-		return nil, &SignError{Kind: ErrLimit, ID: id, Err: over, RetryAfter: over.RetryAfter}
+		return &SignError{Kind: ErrLimit, ID: id, Err: over, RetryAfter: over.RetryAfter}
 	}
-	return nil, signCanceled(ctx, id)
+	if err != nil {
+		return signCanceled(ctx, id)
+	}
+	return nil
 }
 
 // sign signs the certificate.

@@ -243,8 +243,7 @@ type based struct {
 func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 	mem := a.state.Load()
 	if !reload {
-		s := a.current()
-		return based{Document: s.Document, version: s.version, dirty: s.dirty}, nil
+		return a.inMemory(time.Time{}), nil
 	}
 	// The record is at least as new as the moment before the read.
 	start := time.Now()
@@ -258,8 +257,7 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 		}
 		return a.first(ctx, newDocument(), "", start)
 	case errors.Is(err, ErrNoRecord):
-		s := a.current()
-		return based{Document: s.Document, dirty: true, vanished: true}, nil
+		return based{Document: a.current().Document, dirty: true, vanished: true}, nil
 	case err != nil:
 		return based{}, err
 	}
@@ -267,8 +265,7 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 		a.mu.Lock()
 		a.synced, a.syncErr = start.Round(0), nil
 		a.mu.Unlock()
-		s := a.current()
-		return based{Document: s.Document, version: s.version, dirty: s.dirty, read: start}, nil
+		return a.inMemory(start), nil
 	}
 	d, changed, err := a.read(ctx, r, start)
 	if err != nil {
@@ -286,6 +283,12 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 		}
 	}
 	return based{Document: d.Merge(a.known(), start), version: r.Version, dirty: changed, read: start}, nil
+}
+
+// inMemory returns the state in use, whose record was read at this time.
+func (a *Authority) inMemory(read time.Time) based {
+	s := a.current()
+	return based{Document: s.Document, version: s.version, dirty: s.dirty, read: read}
 }
 
 // first returns the keys of a new CA, of which the store has d as version, if that is not empty.
