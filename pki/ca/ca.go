@@ -197,15 +197,20 @@ func New(cfg Config) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	now, d := time.Now(), newDocument()
-	if err := a.create(d, now, a.newKey); err != nil {
-		return nil, err
-	}
-	if err := a.install(d, "", now, now, nil, ""); err != nil {
+	if err := a.createInMemory(newDocument()); err != nil {
 		return nil, err
 	}
 	a.started(context.Background(), created, "in memory")
 	return a, nil
+}
+
+// createInMemory adds the keys of a new CA to d, which no store has, and installs it.
+func (a *Authority) createInMemory(d *rotation.Document) error {
+	now := time.Now()
+	if err := a.create(d, now, a.newKey); err != nil {
+		return err
+	}
+	return a.install(d, "", now, now, nil, "")
 }
 
 // newAuthority returns an authority without state.

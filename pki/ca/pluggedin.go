@@ -100,13 +100,9 @@ func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 		a.store = from.Tokens
 		return a, a.open(ctx)
 	}
-	now, d := time.Now(), newDocument()
-	if err := a.create(d, now, a.newKey); err != nil {
-		return nil, err
-	}
-	// There may be no keys of ours, so the number of the files is enough.
-	d.Sequence = 0
-	if err := a.install(d, "", now, now, nil, ""); err != nil {
+	d := newDocument()
+	d.Sequence = 0 // there may be no keys of ours, so the number of the files is enough
+	if err := a.createInMemory(d); err != nil {
 		return nil, err
 	}
 	a.opened(ctx)
@@ -317,10 +313,7 @@ func probe(td spiffe.TrustDomain, issuer *pki.Issuer, above []*x509.Certificate,
 	fail := func(err error) error {
 		return fmt.Errorf("%q cannot sign for the trust domain %q: %w", issuer.Certificate().Subject, td, err)
 	}
-	id, err := spiffe.ParseID(td.ID().String() + "/probe")
-	if err != nil {
-		return fail(err)
-	}
+	id := spiffe.MustParseID(td.ID().String() + "/probe")
 	signer, err := pki.NewKey("ecdsa-p256")
 	if err != nil {
 		return fail(err)
