@@ -341,15 +341,6 @@ func (s *state) active() *rotation.Key {
 
 // newState returns a state that follows old, which may be nil.
 func (a *Authority) newState(old *state, d *rotation.Document, version string, p *plugged) (*state, error) {
-	s, err := a.newBundle(old, d, version, p)
-	if err == nil {
-		s.callers, err = a.newCallers(s, old)
-	}
-	return s, err
-}
-
-// newBundle returns a state with its bundle.
-func (a *Authority) newBundle(old *state, d *rotation.Document, version string, p *plugged) (*state, error) {
 	s := &state{Document: d, version: version, plugged: p, sequence: d.Sequence, changed: make(chan struct{})}
 	if !a.views() {
 		s.next = d.Next()
@@ -367,20 +358,20 @@ func (a *Authority) newBundle(old *state, d *rotation.Document, version string, 
 		}
 		return err
 	}
+	var err error
 	if old == nil || s.sequence > old.sequence {
-		return s, number(s.sequence)
+		err = number(s.sequence)
+	} else if err = number(old.sequence); err == nil && s.bundle.Equal(old.bundle) {
+		s.bundle = old.bundle // because verifiers cache by its address
+	} else if err == nil {
+		// A different bundle must not have an old number, which no consumer would accept: without a store only this
+		// place counts changes, and with one a replica that had not heard of us may have undone a step of time.
+		err = number(old.sequence + 1)
 	}
-	// Keep an equal bundle, because verifiers cache by its address. A different bundle must not have an old number,
-	// which no consumer would accept: without a store only this place counts changes, and with one a replica that had
-	// not heard of us may have undone a step of time.
-	if err := number(old.sequence); err != nil {
-		return nil, err
+	if err == nil {
+		s.callers, err = a.newCallers(s, old)
 	}
-	if s.bundle.Equal(old.bundle) {
-		s.bundle = old.bundle
-		return s, nil
-	}
-	return s, number(old.sequence + 1)
+	return s, err
 }
 
 // current returns the state at the present moment, taking the steps that have come due.
