@@ -314,10 +314,6 @@ func (a *Authority) Run(ctx context.Context) error {
 		if a.record(ctx) {
 			wait = min(wait, eventRetry)
 		}
-		if ctx.Err() != nil {
-			break
-		}
-		timer := time.NewTimer(max(wait, 0))
 		select {
 		case <-ctx.Done():
 		case <-s.changed:
@@ -326,9 +322,8 @@ func (a *Authority) Run(ctx context.Context) error {
 			changed, r.nextSync = written.Changed(), time.Now()
 		case err := <-r.ended:
 			r.rotated(ctx, err)
-		case <-timer.C:
+		case <-time.After(wait):
 		}
-		timer.Stop()
 	}
 	return nil
 }
