@@ -3,6 +3,7 @@ package ca
 import (
 	"bytes"
 	"context"
+	"crypto"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -76,12 +77,14 @@ func (a *Authority) parse(ctx context.Context, r Record, now time.Time) (*rotati
 	state, ours := r.Data()[stateName]
 	_, noted := r.Data()[noteName]
 	b, sealed := r.Data()[sealedName]
-	otherForm := sealed != (a.custody.Seal != nil)
+	otherForm := sealed != (a.custodyOptions().Seal != nil)
 	switch {
 	case sealed && ours:
 		return nil, false, fmt.Errorf("there are %s and %s: restore the record from a backup", stateName, sealedName)
+	case sealed && a.custody == nil:
+		return nil, false, errors.New("the record is sealed, and no key is named to unseal it")
 	case sealed:
-		text, anew, err := a.unseal(ctx, b)
+		text, anew, err := a.custody.unseal(ctx, b)
 		if err != nil {
 			return nil, false, err
 		}
@@ -99,7 +102,13 @@ func (a *Authority) parse(ctx context.Context, r Record, now time.Time) (*rotati
 		d, err := a.adopt(nil, r, now)
 		return d, true, err
 	}
-	d, err := rotation.Parse(state, a.cfg.TrustDomain, a.custody.key)
+	var find func(string, crypto.PublicKey) crypto.Signer
+	if a.custody != nil {
+		find = a.custody.key
+	} else if a.views() {
+		find = rotation.Absent
+	}
+	d, err := rotation.Parse(state, a.cfg.TrustDomain, find)
 	if err != nil {
 		return nil, false, fmt.Errorf("%s: %w", stateName, err)
 	}

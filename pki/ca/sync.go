@@ -69,7 +69,7 @@ func (a *Authority) open(ctx context.Context) error {
 		err := a.update(ctx, "", nil)
 		switch {
 		case err == nil:
-			if err := a.checkCustody(ctx); err != nil {
+			if err := a.custody.check(ctx); err != nil {
 				return err
 			}
 			a.opened(ctx)
@@ -288,8 +288,8 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 
 // first returns the keys of a new CA, of which the store has d as version, if that is not empty.
 func (a *Authority) first(ctx context.Context, d *rotation.Document, version string, now time.Time) (based, error) {
-	if a.custody.Keys != nil {
-		return a.begin(ctx, d, version, now)
+	if a.custodyOptions().Keys != nil {
+		return a.custody.begin(ctx, d, version, now)
 	}
 	if a.fresh == nil { // once: retries use the same CA, as an earlier save may have landed
 		if err := a.create(d, now, a.newKey); err != nil {
@@ -321,7 +321,7 @@ func (a *Authority) withRequiredKeys(d *rotation.Document, now time.Time) (*rota
 	if a.cfg.JWT != nil {
 		edited = next.Raise(rotation.Token, a.cfg.terms(rotation.Token)) || edited
 		if next.In(rotation.Token, rotation.Active) == nil && next.MayPrepare(rotation.Token, true) == nil &&
-			a.custody.Keys == nil { // otherwise Run makes it
+			a.custodyOptions().Keys == nil { // otherwise Run makes it
 			// The first token key of a CA whose bundle verifiers may already have.
 			fresh, err := a.newKey(rotation.Token, a.cfg.JWT.Algorithm)
 			if err != nil {
@@ -374,7 +374,10 @@ func (a *Authority) write(ctx context.Context, d *rotation.Document, version str
 	if err != nil {
 		return nil, "", &creationError{fmt.Errorf("ca: record of %s, which is not written: %w", a.cfg.TrustDomain, err)}
 	}
-	if err := a.seal(ctx, d, data); err != nil {
+	if a.custody != nil {
+		err = a.custody.seal(ctx, d, data)
+	}
+	if err != nil {
 		return nil, "", fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, err)
 	}
 	start := time.Now()

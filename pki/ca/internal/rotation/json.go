@@ -89,7 +89,7 @@ func (d *Document) Marshal(td spiffe.TrustDomain) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = Parse(b, td, func(_ string, public crypto.PublicKey) crypto.Signer { return absent{public} })
+	_, err = Parse(b, td, Absent)
 	return b, err
 }
 
@@ -97,6 +97,9 @@ func (d *Document) Marshal(td spiffe.TrustDomain) ([]byte, error) {
 type absent struct{ public crypto.PublicKey }
 
 func (a absent) Public() crypto.PublicKey { return a.public }
+
+// Absent returns a stand-in for the private key with this name.
+func Absent(_ string, public crypto.PublicKey) crypto.Signer { return absent{public} }
 
 func (absent) Sign(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) {
 	return nil, errors.ErrUnsupported
@@ -131,7 +134,8 @@ func (k *Key) encode() (j keyJSON, err error) {
 }
 
 // Parse reads a document. The result is fit to use: exactly one root signs, or there are no roots; a key that may
-// sign has its own private key, and other keys have none. A private key at a custodian is what find returns.
+// sign has its own private key, and other keys have none. A private key at a custodian is what find returns, which may be nil
+// if there is none.
 func Parse(b []byte, td spiffe.TrustDomain,
 	find func(name string, public crypto.PublicKey) crypto.Signer) (*Document, error) {
 	dec := json.NewDecoder(bytes.NewReader(b))
@@ -233,6 +237,8 @@ func (j *keyJSON) decode(kind Kind, td spiffe.TrustDomain,
 		switch {
 		case !signs:
 			return nil, nil
+		case j.KeyName != "" && find == nil:
+			err = fmt.Errorf("the private key %s is at a custodian, and none is named", j.KeyName)
 		case j.KeyName != "":
 			signer = find(j.KeyName, public)
 		default:
