@@ -1,0 +1,760 @@
+package peers_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/rounds"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
+)
+
+var asReplica = flag.String("replica", "", "be this replica of a CA, in JSON")
+
+// The settings of a CA that rotates fast.
+const (
+	replicaTTL         = 5 * time.Second
+	replicaBackdate    = time.Second
+	replicaPropagation = 2 * time.Second
+	replicaPoll        = replicaPropagation / 8 // of the workloads
+
+	// A write may take up to two fifths of Propagation before the root has to wait again, so that a replica has that much
+	// less to learn of it.
+	replicaLearns = replicaPropagation / 5 * 3
+)
+
+// A replicaSpec is what a process that is a replica is told.
+type replicaSpec struct {
+	Store  string // as in openStore
+	Socket string // where it serves
+	Fault  string // what it does wrong; empty for nothing
+}
+
+func (s *replicaSpec) config() ca.Config {
+	c := ca.Config{TrustDomain: must.Do(spiffe.ParseTrustDomain("example.org")), Create: true,
+		DefaultTTL: replicaTTL, MaxTTL: replicaTTL, Backdate: replicaBackdate}
+	c.Rotation.Propagation = replicaPropagation
+	return c
+}
+
+// shown is what a replica shows of its state at one moment.
+type shown struct {
+	Sequence uint64
+	Bundle   []byte
+	Roots    []shownRoot
+	Synced   time.Time
+}
+
+type shownRoot struct {
+	ID, Phase string
+	Key       []byte // subject key ID
+	Activates time.Time
+}
+
+func show(a *ca.Authority) (shown, error) {
+	for {
+		b, s := a.Bundle(), a.Status()
+		if n, _ := b.Sequence(); n != s.Sequence {
+			continue // it has changed just now
+		}
+		doc, err := b.Marshal()
+		out := shown{Sequence: s.Sequence, Bundle: doc, Synced: s.Synced}
+		for _, r := range s.Roots {
+			out.Roots = append(out.Roots, shownRoot{r.ID, r.Phase, r.Certificate.SubjectKeyId, r.Activates})
+		}
+		return out, err
+	}
+}
+
+// TestReplicaProcess is not a test: it is the program that is one of the replicas.
+func TestReplicaProcess(t *testing.T) {
+	if *asReplica == "" {
+		t.Skip("other tests start it")
+	}
+	var spec replicaSpec
+	require.NoError(t, json.Unmarshal([]byte(*asReplica), &spec))
+	store := wrong(t, spec.Fault, openStore(t, spec.Store))
+	a := must.Get(ca.Open(t.Context(), spec.config(), store))(t)
+	go func() { _ = a.Run(context.Background()) }()
+	mux := http.NewServeMux()
+	answer := func(w http.ResponseWriter, v any, err error) {
+		switch {
+		case errors.Is(err, ca.ErrRotating):
+			http.Error(w, err.Error(), http.StatusConflict)
+		case err != nil:
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		default:
+			_ = json.NewEncoder(w).Encode(v) // the client has gone
+		}
+	}
+	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
+		s, err := show(a)
+		answer(w, s, err)
+	})
+	mux.HandleFunc("POST /rotate", func(w http.ResponseWriter, r *http.Request) {
+		k, err := a.Rotate(r.Context())
+		answer(w, k.ID, err)
+	})
+	mux.HandleFunc("POST /sign", func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		var csr *pki.CSR
+		var chain []*x509.Certificate
+		if err == nil {
+			csr, err = pki.ParseCSR(body)
+		}
+		if err == nil {
+			chain, err = a.Sign(r.Context(), ca.Request{CSR: csr, ID: replicaID})
+		}
+		var der [][]byte
+		for _, c := range chain {
+			der = append(der, c.Raw)
+		}
+		answer(w, der, err)
+	})
+	_ = os.Remove(spec.Socket) // of the one before, which was killed
+	l := must.Get(net.Listen("unix", spec.Socket))(t)
+	require.NoError(t, http.Serve(l, mux))
+}
+
+var replicaID = spiffe.MustParseID("spiffe://example.org/web")
+
+// openStore opens a store that several processes share.
+func openStore(t *testing.T, where string) ca.Store {
+	t.Helper()
+	kind, rest, _ := strings.Cut(where, ":")
+	switch kind {
+	case "dir":
+		return must.Get(ca.NewDirStore(rest))(t)
+	}
+	t.Fatalf("there is no store %q", where)
+	return nil
+}
+
+// wrong returns a store with a fault, so that the soak can be seen to find it.
+func wrong(t *testing.T, fault string, s ca.Store) ca.Store {
+	t.Helper()
+	switch fault {
+	case "":
+		return s
+	case "no compare":
+		return &noCompare{s}
+	case "lagging reads":
+		return &lagging{Store: s}
+	case "lost writes":
+		return &losing{s}
+	}
+	t.Fatalf("there is no fault %q", fault)
+	return nil
+}
+
+// noCompare replaces whatever record there is.
+type noCompare struct{ ca.Store }
+
+func (s *noCompare) Save(ctx context.Context, r ca.Record) (string, error) {
+	for {
+		now, err := s.Store.Load(ctx)
+		if err != nil && !errors.Is(err, ca.ErrNoRecord) {
+			return "", err
+		}
+		v, err := s.Store.Save(ctx, ca.NewRecord(now.Version, r.Data()))
+		if !errors.Is(err, ca.ErrConflict) {
+			return v, err
+		}
+	}
+}
+
+// lagging reads a copy that is behind, as a standby of the database can be.
+type lagging struct {
+	ca.Store
+	mu   sync.Mutex
+	read []laggingRead
+}
+
+type laggingRead struct {
+	at time.Time
+	ca.Record
+}
+
+func (s *lagging) Load(ctx context.Context) (ca.Record, error) {
+	r, err := s.Store.Load(ctx)
+	if err != nil {
+		return r, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	s.read = append(s.read, laggingRead{now, r})
+	for len(s.read) > 1 && now.Sub(s.read[1].at) > 2*replicaPropagation {
+		s.read = s.read[1:]
+	}
+	return s.read[0].Record, nil
+}
+
+// losing says of every third write that it is done, and does nothing.
+type losing struct{ ca.Store }
+
+func (s *losing) Save(ctx context.Context, r ca.Record) (string, error) {
+	if r.Version != "" && rand.IntN(3) == 0 {
+		return r.Version, nil
+	}
+	return s.Store.Save(ctx, r)
+}
+
+// A replicaSlot is a replica of a soak, in the process that it has at present.
+type replicaSlot struct {
+	spec   replicaSpec
+	client *http.Client
+
+	mu      sync.Mutex
+	process *peers.Process // nil for none
+	highest uint64         // the sequence number that it has shown
+}
+
+func newReplicaSlot(dir string, i int, store, fault string) *replicaSlot {
+	r := &replicaSlot{spec: replicaSpec{Store: store, Socket: filepath.Join(dir, fmt.Sprint("r", i)), Fault: fault}}
+	r.client = &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", r.spec.Socket)
+		},
+	}}
+	return r
+}
+
+func (r *replicaSlot) start(t *testing.T, log string) {
+	spec := must.Get(json.Marshal(r.spec))(t)
+	cmd := exec.Command(must.Get(os.Executable())(t), "-test.run=^TestReplicaProcess$", "-replica="+string(spec))
+	p := peers.Start(t, log, cmd)
+	r.mu.Lock()
+	r.process = p
+	r.mu.Unlock()
+}
+
+func (r *replicaSlot) kill() {
+	r.mu.Lock()
+	p := r.process
+	r.mu.Unlock()
+	p.Kill()
+}
+
+// do sends a request, and decodes the answer.
+func (r *replicaSlot) do(ctx context.Context, method, path string, body []byte, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, "http://replica/"+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	resp, err := r.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close() // all of it is read
+	data, err := io.ReadAll(resp.Body)
+	switch {
+	case err != nil:
+		return err
+	case resp.StatusCode == http.StatusConflict:
+		return ca.ErrRotating
+	case resp.StatusCode != http.StatusOK:
+		return fmt.Errorf("%s %s: %s", resp.Status, path, data)
+	}
+	return json.Unmarshal(data, out)
+}
+
+// A replicaSoak has replicas that are killed, and workloads that live on them.
+type replicaSoak struct {
+	t        *testing.T
+	slots    []*replicaSlot
+	record   ca.Store // of the judge, who only reads it
+	spec     replicaSpec
+	log      string
+	members  []*soakMember
+	rotating atomic.Int64 // the number of rotations that were reported
+
+	mu       sync.Mutex
+	faults   []string
+	count    map[string]int
+	states   map[uint64]*shown    // by sequence number
+	stored   map[string]bool      // the key IDs of roots that the record has had
+	sequence uint64               // of the record
+	signing  map[string]bool      // the roots that were shown as active
+	reported map[string]time.Time // the roots whose rotation was reported as done
+}
+
+func (s *replicaSoak) add(what string, n int) {
+	s.mu.Lock()
+	s.count[what] += n
+	s.mu.Unlock()
+}
+
+// fault notes what must not be.
+func (s *replicaSoak) fault(kind, format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faultLocked(kind, format, args...)
+}
+
+func (s *replicaSoak) faultLocked(kind, format string, args ...any) {
+	if s.count["fault: "+kind]++; s.count["fault: "+kind] <= 5 {
+		s.faults = append(s.faults, fmt.Sprintf("after %d rotations: %s: %s", s.rotating.Load(), kind, fmt.Sprintf(format, args...)))
+	}
+}
+
+// look reads the state of a replica, and judges it.
+func (s *replicaSoak) look(ctx context.Context, r *replicaSlot) (*shown, error) {
+	r.mu.Lock()
+	least := r.highest
+	r.mu.Unlock()
+	begin := time.Now()
+	now := new(shown)
+	if err := r.do(ctx, "GET", "state", nil, now); err != nil {
+		return nil, err
+	}
+	end := time.Now()
+	r.mu.Lock()
+	r.highest = max(r.highest, now.Sequence)
+	r.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.count["states read"]++
+	if now.Sequence < least {
+		s.faultLocked("back", "replica %s went from sequence %d to %d", r.spec.Socket, least, now.Sequence)
+	}
+	const slack = 100 * time.Millisecond
+	active := 0
+	for _, root := range now.Roots {
+		switch root.Phase {
+		case "active":
+			active++
+			s.signing[root.ID] = true
+			if root.Activates.After(end) {
+				s.faultLocked("phase", "root %s signs, and should from %v", root.ID, root.Activates)
+			}
+		case "distributing":
+			if root.Activates.Before(begin.Add(-slack)) {
+				s.faultLocked("phase", "root %s does not sign, and should since %v", root.ID, root.Activates)
+			}
+		}
+	}
+	if active != 1 {
+		s.faultLocked("active", "%d roots are active: %v", active, now.Roots)
+	}
+	was := s.states[now.Sequence]
+	if was == nil {
+		s.states[now.Sequence] = now
+		return now, nil
+	}
+	if !bytes.Equal(was.Bundle, now.Bundle) {
+		s.faultLocked("bundles", "two bundles have the number %d:\n%s\n%s", now.Sequence, was.Bundle, now.Bundle)
+	}
+	schedule := func(a, b shownRoot) bool { return a.ID == b.ID && a.Activates.Equal(b.Activates) }
+	if !slices.EqualFunc(was.Roots, now.Roots, schedule) {
+		s.faultLocked("times", "with sequence %d roots sign at other times:\n%v\n%v", now.Sequence, was.Roots, now.Roots)
+	}
+	return now, nil
+}
+
+// viewed is a store for an authority that only looks.
+type viewed struct{ ca.Store }
+
+// View implements what package ca looks for.
+func (viewed) View() {}
+
+// read reads the record, as the judge.
+func (s *replicaSoak) read(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	config := s.spec.config()
+	config.Create = false
+	s.mu.Lock()
+	least := s.sequence
+	s.mu.Unlock()
+	a, err := ca.Open(ctx, config, viewed{s.record})
+	if err != nil {
+		return err
+	}
+	st := a.Status()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.count["records read"]++
+	if st.Sequence < least {
+		s.faultLocked("back", "the record went from sequence %d to %d", least, st.Sequence)
+	}
+	s.sequence = max(s.sequence, st.Sequence)
+	for _, r := range st.Roots {
+		s.stored[hex.EncodeToString(r.Certificate.SubjectKeyId)] = true
+	}
+	return nil
+}
+
+// knows reports whether the record has the root of a leaf, now or since before.
+func (s *replicaSoak) knows(ctx context.Context, key string) bool {
+	for wait := 5 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		err := s.read(ctx) // anew, so that this is of now
+		s.mu.Lock()
+		found := s.stored[key]
+		s.mu.Unlock()
+		if found || err == nil || ctx.Err() != nil {
+			return found || ctx.Err() != nil
+		}
+		time.Sleep(wait)
+	}
+}
+
+func (s *replicaSoak) any() *replicaSlot { return s.slots[rand.IntN(len(s.slots))] }
+
+// A soakMember is a workload that renews with any replica, and that trusts the bundle of any replica.
+type soakMember struct {
+	s       *replicaSoak
+	csr     []byte
+	sign    func(chain []*x509.Certificate) (*spiffe.SVID, error)
+	addr    string
+	client  *tls.Config
+	svid    atomic.Pointer[spiffe.SVID]
+	trusts  atomic.Pointer[soakBundle]
+	due     time.Time // to renew
+	polling time.Time // when to read a bundle
+}
+
+// A soakBundle is a bundle as it was in the store at a time.
+type soakBundle struct {
+	*spiffe.Bundle
+	known time.Time
+}
+
+func (m *soakMember) SVID() (*spiffe.SVID, error) { return m.svid.Load(), nil }
+func (m *soakMember) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
+	return m.trusts.Load().Bundle.Bundle(td)
+}
+
+func (s *replicaSoak) newMember(ctx context.Context) *soakMember {
+	t := s.t
+	key := must.Get(pki.NewKey("ecdsa-p256"))(t)
+	m := &soakMember{s: s, csr: must.Get(pki.NewCSR(key, pki.CSROptions{}))(t).DER()}
+	m.sign = func(chain []*x509.Certificate) (*spiffe.SVID, error) { return spiffe.NewSVID(chain, key) }
+	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: m, Peers: m, Allow: spiffe.AllowIDs(replicaID)}))(t)
+	m.client = must.Get(endpoint.ClientConfig())(t)
+	config := must.Get(endpoint.ServerConfig())(t)
+	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	t.Cleanup(func() { l.Close() })
+	m.addr = l.Addr().String()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_ = c.SetDeadline(time.Now().Add(time.Minute))
+				if tc := tls.Server(c, config); tc.HandshakeContext(ctx) == nil {
+					_, _ = tc.Write([]byte{1}) // the client says what fails
+				}
+			}()
+		}
+	}()
+	return m
+}
+
+// poll takes the bundle of any replica, older or newer than the one before.
+func (m *soakMember) poll(ctx context.Context) bool {
+	now, err := m.s.look(ctx, m.s.any())
+	if err != nil {
+		return false
+	}
+	b, err := spiffe.ParseBundle(replicaID.TrustDomain(), now.Bundle)
+	if err != nil {
+		m.s.fault("bundle", "%v", err)
+		return false
+	}
+	m.trusts.Store(&soakBundle{b, now.Synced})
+	m.polling = time.Now().Add(replicaPoll/2 + rand.N(replicaPoll/2))
+	return true
+}
+
+// renew has any replica sign.
+func (m *soakMember) renew(ctx context.Context) bool {
+	var der [][]byte
+	if err := m.s.any().do(ctx, "POST", "sign", m.csr, &der); err != nil {
+		m.s.add("renewals tried again", 1)
+		return false
+	}
+	var chain []*x509.Certificate
+	for _, c := range der {
+		cert, err := x509.ParseCertificate(c)
+		if err != nil {
+			m.s.fault("leaf", "%v", err)
+			return false
+		}
+		chain = append(chain, cert)
+	}
+	svid, err := m.sign(chain)
+	if err != nil {
+		m.s.fault("leaf", "%v", err)
+		return false
+	}
+	if key := hex.EncodeToString(chain[0].AuthorityKeyId); !m.s.knows(ctx, key) {
+		m.s.fault("unknown", "a leaf was signed by %s, which the store does not know", key)
+	}
+	m.svid.Store(svid)
+	left := time.Until(svid.NotAfter())
+	m.due = time.Now().Add(left/5 + rand.N(max(left/2, 1)))
+	m.s.add("renewals", 1)
+	return true
+}
+
+// run lives until ctx is done.
+func (m *soakMember) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		now := time.Now()
+		if !now.Before(m.polling) {
+			m.poll(ctx)
+		}
+		if !now.Before(m.due) {
+			m.renew(ctx)
+		}
+		m.shake(ctx, m.s.members[rand.IntN(len(m.s.members))])
+		time.Sleep(30*time.Millisecond + rand.N(40*time.Millisecond))
+	}
+}
+
+// shake connects to another one, and judges it if that failed.
+func (m *soakMember) shake(ctx context.Context, other *soakMember) {
+	mine, theirs := m.trusts.Load(), other.trusts.Load()
+	a, b := m.svid.Load(), other.svid.Load()
+	err := m.connect(ctx, other)
+	end := time.Now()
+	behind := end.Sub(mine.known) > replicaLearns || end.Sub(theirs.known) > replicaLearns
+	switch {
+	case ctx.Err() != nil:
+	case err == nil:
+		m.s.add("handshakes", 1)
+		if behind {
+			m.s.add("handshakes with a bundle that is behind", 1)
+		}
+	case end.After(a.NotAfter()) || end.After(b.NotAfter()):
+		m.s.add("handshakes with a leaf that has ended", 1)
+	case behind:
+		// Its replica has not read the store for so long that another root may sign by now, and says so.
+		m.s.add("handshakes failed with a bundle that is behind", 1)
+	default:
+		m.s.fault("handshake", "bundles of %v and %v ago, leaves until %v and %v, at %v: %v", end.Sub(mine.known), end.Sub(theirs.known), a.NotAfter(), b.NotAfter(), end, err)
+	}
+}
+
+func (m *soakMember) connect(ctx context.Context, other *soakMember) error {
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", other.addr)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		return err
+	}
+	tc := tls.Client(c, m.client)
+	if err := tc.HandshakeContext(ctx); err != nil {
+		return err
+	}
+	_, err = io.ReadFull(tc, make([]byte, 1)) // the server judges the client after that
+	return err
+}
+
+// A soakBackend is what the replicas share.
+type soakBackend struct {
+	store    string   // as in openStore
+	disturbs []func() // in turn
+}
+
+// soakReplicas has five replicas live through so many rotations, and returns the faults that it has seen.
+func soakReplicas(t *testing.T, backend soakBackend, fault string, rotations int) []string {
+	t.Helper()
+	dir := t.TempDir()
+	s := &replicaSoak{t: t, log: filepath.Join(dir, "log"), spec: replicaSpec{Store: backend.store}, record: openStore(t, backend.store),
+		count: map[string]int{}, states: map[uint64]*shown{}, stored: map[string]bool{}, signing: map[string]bool{}, reported: map[string]time.Time{}}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	begin := time.Now()
+	for i := range 5 {
+		s.slots = append(s.slots, newReplicaSlot(dir, i, backend.store, fault))
+		s.slots[i].start(t, s.log)
+	}
+	ready := func(r *replicaSlot) {
+		r.process.Ready(t, func() error {
+			_, err := s.look(ctx, r)
+			return err
+		})
+	}
+	for _, r := range s.slots {
+		ready(r)
+	}
+	for range 20 {
+		m := s.newMember(ctx)
+		for !m.poll(ctx) || !m.renew(ctx) {
+			require.NoError(t, ctx.Err())
+		}
+		s.members = append(s.members, m)
+	}
+	var living, killing sync.WaitGroup
+	for _, m := range s.members {
+		living.Go(func() { m.run(ctx) })
+	}
+	living.Go(func() {
+		for ctx.Err() == nil {
+			_ = s.read(ctx) // the database may be down
+			_, _ = s.look(ctx, s.any())
+			time.Sleep(20 * time.Millisecond)
+		}
+	})
+	end := make(chan struct{})
+	killing.Go(func() {
+		for {
+			select {
+			case <-end:
+				return
+			case <-time.After(200*time.Millisecond + rand.N(800*time.Millisecond)):
+			}
+			r := s.any()
+			r.kill()
+			s.add("kills", 1)
+			time.Sleep(rand.N(500 * time.Millisecond))
+			r.start(t, s.log)
+		}
+	})
+	rotate := func(r *replicaSlot) {
+		var id string
+		err := r.do(ctx, "POST", "rotate", nil, &id)
+		switch {
+		case err == nil:
+			s.rotating.Add(1)
+			s.mu.Lock()
+			s.reported[id] = time.Now()
+			s.mu.Unlock()
+		case !errors.Is(err, ca.ErrRotating):
+			s.add("rotations of unknown outcome, or none", 1)
+		}
+	}
+	killing.Go(func() {
+		for int(s.rotating.Load()) < rotations && ctx.Err() == nil {
+			var two sync.WaitGroup
+			for _, i := range rand.Perm(len(s.slots))[:2] { // at once
+				two.Go(func() { rotate(s.slots[i]) })
+			}
+			two.Wait()
+			time.Sleep(rand.N(200 * time.Millisecond))
+		}
+	})
+	// The database is disturbed every third rotation or so.
+	for i := 0; int(s.rotating.Load()) < rotations && !t.Failed() && time.Since(begin) < time.Duration(rotations)*20*time.Second+time.Minute; {
+		if at := 2 + 3*i; len(backend.disturbs) > 0 && int(s.rotating.Load()) >= at {
+			time.Sleep(rand.N(replicaPropagation))
+			backend.disturbs[i%len(backend.disturbs)]()
+			i++
+			s.add("disturbances of the database", 1)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	assert.GreaterOrEqual(t, int(s.rotating.Load()), rotations, "rotations")
+	close(end)
+	killing.Wait()
+	for _, r := range s.slots {
+		ready(r)
+	}
+	settled := func() bool {
+		var first *shown
+		for _, r := range s.slots {
+			now, err := s.look(ctx, r)
+			if err != nil || first != nil && now.Sequence != first.Sequence || slices.ContainsFunc(now.Roots, func(k shownRoot) bool { return k.Phase == "distributing" }) {
+				return false
+			}
+			first = now
+		}
+		return true
+	}
+	for patience := time.Now().Add(time.Minute); !settled(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(patience) {
+			s.fault("apart", "the replicas do not agree in the end")
+			break
+		}
+	}
+	time.Sleep(replicaPropagation) // for what is wrong to be seen
+	stop()
+	living.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, at := range s.reported {
+		if !s.signing[id] {
+			s.faultLocked("lost", "the rotation to root %s, reported %v ago, has not happened", id, time.Since(at))
+		}
+	}
+	t.Logf("%d rotations in %v, sequence %d", s.rotating.Load(), time.Since(begin).Round(time.Second), s.sequence)
+	for _, what := range slices.Sorted(maps.Keys(s.count)) {
+		t.Logf("%s: %d", what, s.count[what])
+	}
+	assert.Greater(t, s.count["handshakes"], 10*rotations)
+	return s.faults
+}
+
+// Five replicas of a CA are processes that share a store. They are killed and started again at random while the root
+// rotates, and 20 workloads renew with any of them and trust the bundle of any of them. At each time one root signs,
+// which the store has; no sequence number comes again; no rotation that was reported is lost; no handshake fails.
+func TestReplicas(t *testing.T) {
+	rounds.Slow(t)
+	t.Parallel()
+	rotations := 15
+	if *long {
+		rotations = 200
+	}
+	t.Run("directory", func(t *testing.T) {
+		faults := soakReplicas(t, soakBackend{store: "dir:" + filepath.Join(t.TempDir(), "ca")}, "", rotations)
+		assert.Empty(t, faults)
+	})
+}
+
+// The judge of TestReplicas sees stores that break their contract.
+func TestReplicasFaults(t *testing.T) {
+	rounds.Slow(t)
+	for _, c := range []struct {
+		fault string
+		seen  []string // one of them
+	}{
+		{"no compare", []string{"lost", "bundles", "times"}},
+		{"lagging reads", []string{"handshake"}},
+		{"lost writes", []string{"unknown", "lost"}},
+	} {
+		t.Run(c.fault, func(t *testing.T) {
+			faults := soakReplicas(t, soakBackend{store: "dir:" + filepath.Join(t.TempDir(), "ca")}, c.fault, 5)
+			t.Log(strings.Join(faults, "\n"))
+			assert.True(t, slices.ContainsFunc(c.seen, func(kind string) bool {
+				return slices.ContainsFunc(faults, func(f string) bool { return strings.Contains(f, ": "+kind+": ") })
+			}), "no fault of %v", c.seen)
+		})
+	}
+}
