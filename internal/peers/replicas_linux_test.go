@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"database/sql"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -25,6 +26,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -33,6 +35,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/ca/sqlstore"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
@@ -41,7 +44,7 @@ var asReplica = flag.String("replica", "", "be this replica of a CA, in JSON")
 
 // The settings of a CA that rotates fast.
 const (
-	replicaTTL         = 5 * time.Second
+	replicaTTL         = 10 * time.Second
 	replicaBackdate    = time.Second
 	replicaPropagation = 2 * time.Second
 	replicaPoll        = replicaPropagation / 8 // of the workloads
@@ -75,8 +78,15 @@ type shown struct {
 
 type shownRoot struct {
 	ID, Phase string
-	Key       []byte // subject key ID
 	Activates time.Time
+}
+
+func (s *shown) String() string {
+	text := fmt.Sprint("sequence ", s.Sequence)
+	for _, r := range s.Roots {
+		text += fmt.Sprintf(", %s %s from %s", r.ID[:6], r.Phase, r.Activates.Format("05.000"))
+	}
+	return text
 }
 
 func show(a *ca.Authority) (shown, error) {
@@ -88,7 +98,7 @@ func show(a *ca.Authority) (shown, error) {
 		doc, err := b.Marshal()
 		out := shown{Sequence: s.Sequence, Bundle: doc, Synced: s.Synced}
 		for _, r := range s.Roots {
-			out.Roots = append(out.Roots, shownRoot{r.ID, r.Phase, r.Certificate.SubjectKeyId, r.Activates})
+			out.Roots = append(out.Roots, shownRoot{r.ID, r.Phase, r.Activates})
 		}
 		return out, err
 	}
@@ -149,13 +159,38 @@ var replicaID = spiffe.MustParseID("spiffe://example.org/web")
 // openStore opens a store that several processes share.
 func openStore(t *testing.T, where string) ca.Store {
 	t.Helper()
-	kind, rest, _ := strings.Cut(where, ":")
+	kind, name, _ := strings.Cut(where, " ")
+	o := sqlstore.Options{Dialect: kind, Poll: replicaPoll}
+	driver := kind
 	switch kind {
-	case "dir":
-		return must.Get(ca.NewDirStore(rest))(t)
+	case "directory":
+		return must.Get(ca.NewDirStore(name))(t)
+	case "postgres":
+		driver = "pgx"
+		o.Listen = func(ctx context.Context, changed func()) error { return listen(ctx, name, changed) }
 	}
-	t.Fatalf("there is no store %q", where)
-	return nil
+	db := must.Get(sql.Open(driver, name))(t)
+	t.Cleanup(func() { _ = db.Close() })
+	db.SetMaxOpenConns(3)
+	return must.Get(sqlstore.New(db, o))(t)
+}
+
+// listen waits for notices of PostgreSQL with a connection of its own.
+func listen(ctx context.Context, name string, changed func()) error {
+	conn, err := pgx.Connect(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, "LISTEN svidkit_ca"); err != nil {
+		return err
+	}
+	for {
+		if _, err := conn.WaitForNotification(ctx); err != nil {
+			return err
+		}
+		changed()
+	}
 }
 
 // wrong returns a store with a fault, so that the soak can be seen to find it.
@@ -175,10 +210,13 @@ func wrong(t *testing.T, fault string, s ca.Store) ca.Store {
 	return nil
 }
 
-// noCompare replaces whatever record there is.
+// noCompare replaces whatever record there is, once there is one.
 type noCompare struct{ ca.Store }
 
 func (s *noCompare) Save(ctx context.Context, r ca.Record) (string, error) {
+	if r.Version == "" {
+		return s.Store.Save(ctx, r)
+	}
 	for {
 		now, err := s.Store.Load(ctx)
 		if err != nil && !errors.Is(err, ca.ErrNoRecord) {
@@ -297,7 +335,8 @@ type replicaSoak struct {
 	spec     replicaSpec
 	log      string
 	members  []*soakMember
-	rotating atomic.Int64 // the number of rotations that were reported
+	rotating atomic.Int64   // the number of rotations that were reported
+	checking sync.WaitGroup // whether the record has the root of a leaf
 
 	mu       sync.Mutex
 	faults   []string
@@ -323,7 +362,7 @@ func (s *replicaSoak) fault(kind, format string, args ...any) {
 }
 
 func (s *replicaSoak) faultLocked(kind, format string, args ...any) {
-	if s.count["fault: "+kind]++; s.count["fault: "+kind] <= 5 {
+	if s.count["fault: "+kind]++; s.count["fault: "+kind] <= 3 {
 		s.faults = append(s.faults, fmt.Sprintf("after %d rotations: %s: %s", s.rotating.Load(), kind, fmt.Sprintf(format, args...)))
 	}
 }
@@ -346,7 +385,7 @@ func (s *replicaSoak) look(ctx context.Context, r *replicaSlot) (*shown, error) 
 	defer s.mu.Unlock()
 	s.count["states read"]++
 	if now.Sequence < least {
-		s.faultLocked("back", "replica %s went from sequence %d to %d", r.spec.Socket, least, now.Sequence)
+		s.faultLocked("back", "%s went from sequence %d to %v", filepath.Base(r.spec.Socket), least, now)
 	}
 	const slack = 100 * time.Millisecond
 	active := 0
@@ -365,7 +404,7 @@ func (s *replicaSoak) look(ctx context.Context, r *replicaSlot) (*shown, error) 
 		}
 	}
 	if active != 1 {
-		s.faultLocked("active", "%d roots are active: %v", active, now.Roots)
+		s.faultLocked("active", "%d roots are active: %v", active, now)
 	}
 	was := s.states[now.Sequence]
 	if was == nil {
@@ -373,11 +412,11 @@ func (s *replicaSoak) look(ctx context.Context, r *replicaSlot) (*shown, error) 
 		return now, nil
 	}
 	if !bytes.Equal(was.Bundle, now.Bundle) {
-		s.faultLocked("bundles", "two bundles have the number %d:\n%s\n%s", now.Sequence, was.Bundle, now.Bundle)
+		s.faultLocked("bundles", "two have one number: %v; %v", was, now)
 	}
 	schedule := func(a, b shownRoot) bool { return a.ID == b.ID && a.Activates.Equal(b.Activates) }
 	if !slices.EqualFunc(was.Roots, now.Roots, schedule) {
-		s.faultLocked("times", "with sequence %d roots sign at other times:\n%v\n%v", now.Sequence, was.Roots, now.Roots)
+		s.faultLocked("times", "%v; %v", was, now)
 	}
 	return now, nil
 }
@@ -416,16 +455,15 @@ func (s *replicaSoak) read(ctx context.Context) error {
 }
 
 // knows reports whether the record has the root of a leaf, now or since before.
-func (s *replicaSoak) knows(ctx context.Context, key string) bool {
-	for wait := 5 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		err := s.read(ctx) // anew, so that this is of now
+func (s *replicaSoak) knows(key string) bool {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(replicaPoll) {
+		err := s.read(s.t.Context()) // anew, so that this is of now
 		s.mu.Lock()
 		found := s.stored[key]
 		s.mu.Unlock()
-		if found || err == nil || ctx.Err() != nil {
-			return found || ctx.Err() != nil
+		if found || err == nil || time.Now().After(end) {
+			return found
 		}
-		time.Sleep(wait)
 	}
 }
 
@@ -521,9 +559,11 @@ func (m *soakMember) renew(ctx context.Context) bool {
 		m.s.fault("leaf", "%v", err)
 		return false
 	}
-	if key := hex.EncodeToString(chain[0].AuthorityKeyId); !m.s.knows(ctx, key) {
-		m.s.fault("unknown", "a leaf was signed by %s, which the store does not know", key)
-	}
+	m.s.checking.Go(func() {
+		if key := hex.EncodeToString(chain[0].AuthorityKeyId); !m.s.knows(key) {
+			m.s.fault("unknown", "a leaf was signed by %s, which the store does not know", key)
+		}
+	})
 	m.svid.Store(svid)
 	left := time.Until(svid.NotAfter())
 	m.due = time.Now().Add(left/5 + rand.N(max(left/2, 1)))
@@ -593,8 +633,66 @@ type soakBackend struct {
 	disturbs []func() // in turn
 }
 
-// soakReplicas has five replicas live through so many rotations, and returns the faults that it has seen.
-func soakReplicas(t *testing.T, backend soakBackend, fault string, rotations int) []string {
+func directory(t *testing.T) soakBackend {
+	return soakBackend{store: "directory " + filepath.Join(t.TempDir(), "ca")}
+}
+
+// prepared makes the table and the user of the CA.
+func prepared(t *testing.T, d *peers.Database) {
+	t.Helper()
+	d.Admin(t, must.Get(sqlstore.Schema(sqlstore.Options{Dialect: d.Dialect}))(t))
+	d.NewUser(t, "issuer", "svidkit_ca")
+}
+
+// postgres is a primary of PostgreSQL with a synchronous standby, which takes its place now and then.
+func postgres(t *testing.T) soakBackend {
+	primary := peers.NewPostgreSQL(t)
+	prepared(t, primary)
+	standby := primary.NewStandby(t)
+	return soakBackend{"postgres " + primary.DSN("issuer", "svidkit", standby), []func(){
+		func() { primary.Restart(t) },
+		func() {
+			primary.Kill(t)
+			standby.Promote(t)
+			primary, standby = standby, primary
+			standby.Follow(t, primary)
+		},
+		func() { primary.Kill(t); primary.Start(t) },
+		func() { primary.Pause(t); time.Sleep(replicaPropagation / 4); primary.Resume(t) },
+	}}
+}
+
+// asynchronous is a primary that does not wait for its standby, which takes its place when it is behind.
+func asynchronous(t *testing.T) soakBackend {
+	primary := peers.NewPostgreSQL(t)
+	prepared(t, primary)
+	standby := primary.NewStandby(t)
+	primary.Admin(t, "ALTER SYSTEM SET synchronous_standby_names = ''")
+	primary.Admin(t, "SELECT pg_reload_conf()")
+	return soakBackend{"postgres " + primary.DSN("issuer", "svidkit", standby), []func(){func() {
+		standby.Stop()
+		time.Sleep(3 * replicaPropagation)
+		primary.Kill(t)
+		standby.Start(t)
+		standby.Promote(t)
+		primary, standby = standby, primary
+		standby.Follow(t, primary)
+	}}}
+}
+
+func mariaDB(t *testing.T) soakBackend {
+	d := peers.NewMariaDB(t)
+	prepared(t, d)
+	return soakBackend{"mysql " + d.DSN("issuer", "svidkit"), []func(){
+		func() { d.Restart(t) },
+		func() { d.Kill(t); d.Start(t) },
+		func() { d.Pause(t); time.Sleep(replicaPropagation / 4); d.Resume(t) },
+	}}
+}
+
+// soakReplicas has five replicas live through so many rotations, and returns the faults that it has seen. It ends at
+// once when it has seen one of the kinds until.
+func soakReplicas(t *testing.T, backend soakBackend, fault string, rotations int, until ...string) []string {
 	t.Helper()
 	dir := t.TempDir()
 	s := &replicaSoak{t: t, log: filepath.Join(dir, "log"), spec: replicaSpec{Store: backend.store}, record: openStore(t, backend.store),
@@ -639,7 +737,7 @@ func soakReplicas(t *testing.T, backend soakBackend, fault string, rotations int
 			select {
 			case <-end:
 				return
-			case <-time.After(200*time.Millisecond + rand.N(800*time.Millisecond)):
+			case <-time.After(300*time.Millisecond + rand.N(time.Second)):
 			}
 			r := s.any()
 			r.kill()
@@ -671,8 +769,14 @@ func soakReplicas(t *testing.T, backend soakBackend, fault string, rotations int
 			time.Sleep(rand.N(200 * time.Millisecond))
 		}
 	})
+	seen := func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return slices.ContainsFunc(until, func(kind string) bool { return s.count["fault: "+kind] > 0 })
+	}
 	// The database is disturbed every third rotation or so.
-	for i := 0; int(s.rotating.Load()) < rotations && !t.Failed() && time.Since(begin) < time.Duration(rotations)*20*time.Second+time.Minute; {
+	over := begin.Add(time.Duration(rotations)*20*time.Second + time.Minute)
+	for i := 0; int(s.rotating.Load()) < rotations && !t.Failed() && time.Now().Before(over) && !seen(); {
 		if at := 2 + 3*i; len(backend.disturbs) > 0 && int(s.rotating.Load()) >= at {
 			time.Sleep(rand.N(replicaPropagation))
 			backend.disturbs[i%len(backend.disturbs)]()
@@ -681,12 +785,14 @@ func soakReplicas(t *testing.T, backend soakBackend, fault string, rotations int
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	assert.GreaterOrEqual(t, int(s.rotating.Load()), rotations, "rotations")
 	close(end)
-	killing.Wait()
-	for _, r := range s.slots {
-		ready(r)
+	early := seen()
+	if early {
+		stop()
+	} else {
+		assert.GreaterOrEqual(t, int(s.rotating.Load()), rotations, "rotations")
 	}
+	killing.Wait()
 	settled := func() bool {
 		var first *shown
 		for _, r := range s.slots {
@@ -698,19 +804,22 @@ func soakReplicas(t *testing.T, backend soakBackend, fault string, rotations int
 		}
 		return true
 	}
-	for patience := time.Now().Add(time.Minute); !settled(); time.Sleep(50 * time.Millisecond) {
+	for patience := time.Now().Add(time.Minute); ctx.Err() == nil && !settled(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(patience) {
 			s.fault("apart", "the replicas do not agree in the end")
 			break
 		}
 	}
-	time.Sleep(replicaPropagation) // for what is wrong to be seen
+	if !early {
+		time.Sleep(replicaPropagation) // for what is wrong to be seen
+	}
 	stop()
 	living.Wait()
+	s.checking.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, at := range s.reported {
-		if !s.signing[id] {
+		if !s.signing[id] && !early {
 			s.faultLocked("lost", "the rotation to root %s, reported %v ago, has not happened", id, time.Since(at))
 		}
 	}
@@ -718,7 +827,11 @@ func soakReplicas(t *testing.T, backend soakBackend, fault string, rotations int
 	for _, what := range slices.Sorted(maps.Keys(s.count)) {
 		t.Logf("%s: %d", what, s.count[what])
 	}
-	assert.Greater(t, s.count["handshakes"], 10*rotations)
+	if !early {
+		assert.Greater(t, s.count["handshakes"], 100*rotations)
+		assert.Less(t, s.count["handshakes with a leaf that has ended"], s.count["handshakes"]/50)
+		assert.Less(t, s.count["handshakes with a bundle that is behind"], s.count["handshakes"]/2)
+	}
 	return s.faults
 }
 
@@ -728,29 +841,35 @@ func soakReplicas(t *testing.T, backend soakBackend, fault string, rotations int
 func TestReplicas(t *testing.T) {
 	rounds.Slow(t)
 	t.Parallel()
-	rotations := 15
+	rotations := 12
 	if *long {
 		rotations = 200
 	}
-	t.Run("directory", func(t *testing.T) {
-		faults := soakReplicas(t, soakBackend{store: "dir:" + filepath.Join(t.TempDir(), "ca")}, "", rotations)
-		assert.Empty(t, faults)
-	})
+	for name, start := range map[string]func(*testing.T) soakBackend{
+		"directory": directory, "postgres": postgres, "mariadb": mariaDB,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			assert.Empty(t, soakReplicas(t, start(t), "", rotations))
+		})
+	}
 }
 
-// The judge of TestReplicas sees stores that break their contract.
+// The judge of TestReplicas sees stores that break their contract, and a database that loses what it has acknowledged.
 func TestReplicasFaults(t *testing.T) {
 	rounds.Slow(t)
 	for _, c := range []struct {
 		fault string
+		start func(*testing.T) soakBackend
 		seen  []string // one of them
 	}{
-		{"no compare", []string{"lost", "bundles", "times"}},
-		{"lagging reads", []string{"handshake"}},
-		{"lost writes", []string{"unknown", "lost"}},
+		{"no compare", directory, []string{"lost", "bundles", "times"}},
+		{"lagging reads", directory, []string{"handshake"}},
+		{"lost writes", directory, []string{"unknown", "lost"}},
+		{"", asynchronous, []string{"back", "lost", "bundles", "times"}},
 	} {
 		t.Run(c.fault, func(t *testing.T) {
-			faults := soakReplicas(t, soakBackend{store: "dir:" + filepath.Join(t.TempDir(), "ca")}, c.fault, 5)
+			faults := soakReplicas(t, c.start(t), c.fault, 10, c.seen...)
 			t.Log(strings.Join(faults, "\n"))
 			assert.True(t, slices.ContainsFunc(c.seen, func(kind string) bool {
 				return slices.ContainsFunc(faults, func(f string) bool { return strings.Contains(f, ": "+kind+": ") })
