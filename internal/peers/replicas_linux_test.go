@@ -20,6 +20,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,6 +36,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
+	"github.com/svidkit/svidkit/pki/ca/auditlog"
 	"github.com/svidkit/svidkit/pki/ca/sqlstore"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -59,12 +61,17 @@ type replicaSpec struct {
 	Store  string // as in openStore
 	Socket string // where it serves
 	Fault  string // what it does wrong; empty for nothing
+	Usual  bool   // the default settings
+	Quiet  bool   // without Run
+	Audit  string // the file of its audit log; empty for none
 }
 
 func (s *replicaSpec) config() ca.Config {
-	c := ca.Config{TrustDomain: must.Do(spiffe.ParseTrustDomain("example.org")), Create: true,
-		DefaultTTL: replicaTTL, MaxTTL: replicaTTL, Backdate: replicaBackdate}
-	c.Rotation.Propagation = replicaPropagation
+	c := ca.Config{TrustDomain: replicaID.TrustDomain(), Create: true}
+	if !s.Usual {
+		c.DefaultTTL, c.MaxTTL, c.Backdate = replicaTTL, replicaTTL, replicaBackdate
+		c.Rotation.Propagation = replicaPropagation
+	}
 	return c
 }
 
@@ -111,9 +118,14 @@ func TestReplicaProcess(t *testing.T) {
 	}
 	var spec replicaSpec
 	require.NoError(t, json.Unmarshal([]byte(*asReplica), &spec))
-	store := wrong(t, spec.Fault, openStore(t, spec.Store))
-	a := must.Get(ca.Open(t.Context(), spec.config(), store))(t)
-	go func() { _ = a.Run(context.Background()) }()
+	config := spec.config()
+	if spec.Audit != "" {
+		config.Auditor = must.Get(auditlog.Open(spec.Audit, nil))(t)
+	}
+	a := must.Get(ca.Open(t.Context(), config, wrong(t, spec.Fault, openStore(t, &spec))))(t)
+	if !spec.Quiet {
+		go func() { _ = a.Run(context.Background()) }()
+	}
 	mux := http.NewServeMux()
 	answer := func(w http.ResponseWriter, v any, err error) {
 		switch {
@@ -132,6 +144,15 @@ func TestReplicaProcess(t *testing.T) {
 	mux.HandleFunc("POST /rotate", func(w http.ResponseWriter, r *http.Request) {
 		k, err := a.Rotate(r.Context())
 		answer(w, k.ID, err)
+	})
+	mux.HandleFunc("POST /work", func(w http.ResponseWriter, r *http.Request) {
+		least, err := strconv.Atoi(r.FormValue("least"))
+		long, also := time.ParseDuration(r.FormValue("for"))
+		var n int64
+		if err = errors.Join(err, also); err == nil {
+			n, err = work(r.Context(), a, least, long)
+		}
+		answer(w, n, err)
 	})
 	mux.HandleFunc("POST /sign", func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
@@ -157,10 +178,13 @@ func TestReplicaProcess(t *testing.T) {
 var replicaID = spiffe.MustParseID("spiffe://example.org/web")
 
 // openStore opens a store that several processes share.
-func openStore(t *testing.T, where string) ca.Store {
+func openStore(t *testing.T, spec *replicaSpec) ca.Store {
 	t.Helper()
-	kind, name, _ := strings.Cut(where, " ")
-	o := sqlstore.Options{Dialect: kind, Poll: replicaPoll}
+	kind, name, _ := strings.Cut(spec.Store, " ")
+	o := sqlstore.Options{Dialect: kind}
+	if !spec.Usual {
+		o.Poll = replicaPoll
+	}
 	driver := kind
 	switch kind {
 	case "directory":
@@ -276,9 +300,10 @@ type replicaSlot struct {
 	highest uint64         // the sequence number that it has shown
 }
 
-func newReplicaSlot(dir string, i int, store, fault string) *replicaSlot {
-	r := &replicaSlot{spec: replicaSpec{Store: store, Socket: filepath.Join(dir, fmt.Sprint("r", i)), Fault: fault}}
-	r.client = &http.Client{Transport: &http.Transport{
+func newReplicaSlot(dir string, i int, spec replicaSpec) *replicaSlot {
+	spec.Socket = filepath.Join(dir, fmt.Sprint("r", i))
+	r := &replicaSlot{spec: spec}
+	r.client = &http.Client{Timeout: 15 * time.Second, Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", r.spec.Socket)
 		},
@@ -286,9 +311,10 @@ func newReplicaSlot(dir string, i int, store, fault string) *replicaSlot {
 	return r
 }
 
-func (r *replicaSlot) start(t *testing.T, log string) {
+func (r *replicaSlot) start(t *testing.T, log string, env ...string) {
 	spec := must.Get(json.Marshal(r.spec))(t)
 	cmd := exec.Command(must.Get(os.Executable())(t), "-test.run=^TestReplicaProcess$", "-replica="+string(spec))
+	cmd.Env = append(os.Environ(), env...)
 	p := peers.Start(t, log, cmd)
 	r.mu.Lock()
 	r.process = p
@@ -304,8 +330,6 @@ func (r *replicaSlot) kill() {
 
 // do sends a request, and decodes the answer.
 func (r *replicaSlot) do(ctx context.Context, method, path string, body []byte, out any) error {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
-	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, "http://replica/"+path, bytes.NewReader(body))
 	if err != nil {
 		return err
@@ -695,13 +719,14 @@ func mariaDB(t *testing.T) soakBackend {
 func soakReplicas(t *testing.T, backend soakBackend, fault string, rotations int, until ...string) []string {
 	t.Helper()
 	dir := t.TempDir()
-	s := &replicaSoak{t: t, log: filepath.Join(dir, "log"), spec: replicaSpec{Store: backend.store}, record: openStore(t, backend.store),
+	s := &replicaSoak{t: t, log: filepath.Join(dir, "log"), spec: replicaSpec{Store: backend.store, Fault: fault},
 		count: map[string]int{}, states: map[uint64]*shown{}, stored: map[string]bool{}, signing: map[string]bool{}, reported: map[string]time.Time{}}
+	s.record = openStore(t, &s.spec)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	begin := time.Now()
 	for i := range 5 {
-		s.slots = append(s.slots, newReplicaSlot(dir, i, backend.store, fault))
+		s.slots = append(s.slots, newReplicaSlot(dir, i, s.spec))
 		s.slots[i].start(t, s.log)
 	}
 	ready := func(r *replicaSlot) {
