@@ -240,7 +240,7 @@ func (p present) Bundle(td spiffe.TrustDomain) (*spiffe.Bundle, error) {
 // bundleFigures prints what a client of a bundle endpoint and its server send each other: all bytes of a connection of
 // TLS for one request, for the bundle of a CA with one root and one key for tokens, and of a CA that rotates.
 func bundleFigures(t *testing.T) {
-	config := (&replicaSpec{Usual: true}).config()
+	config := (&replicaSpec{Usual: true}).config(t)
 	config.JWT = new(ca.JWTConfig)
 	a := must.Get(ca.New(config))(t)
 	server := httptest.NewUnstartedServer(must.Get(federation.NewHandler(present{a}, replicaID.TrustDomain()))(t))

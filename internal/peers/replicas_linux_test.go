@@ -3,6 +3,7 @@ package peers_test
 import (
 	"bytes"
 	"context"
+	"crypto"
 	"crypto/tls"
 	"crypto/x509"
 	"database/sql"
@@ -19,6 +20,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,6 +33,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
@@ -64,13 +68,26 @@ type replicaSpec struct {
 	Usual  bool   // the default settings
 	Quiet  bool   // without Run
 	Audit  string // the file of its audit log; empty for none
+
+	Vault *replicaVault // where its private keys are; nil for its store
 }
 
-func (s *replicaSpec) config() ca.Config {
+type replicaVault struct{ URL, RootsFile, Token string }
+
+func (s *replicaSpec) config(t *testing.T) ca.Config {
+	t.Helper()
 	c := ca.Config{TrustDomain: replicaID.TrustDomain(), Create: true}
 	if !s.Usual {
 		c.DefaultTTL, c.MaxTTL, c.Backdate = replicaTTL, replicaTTL, replicaBackdate
 		c.Rotation.Propagation = replicaPropagation
+		c.JWT = &ca.JWTConfig{MaxTTL: time.Second}
+	}
+	if v := s.Vault; v != nil {
+		c.Custody.Keys = must.Get(vault.NewTransit(vault.TransitOptions{Endpoint: caclient.Endpoint{URL: v.URL,
+			RootsFile: v.RootsFile, Token: func(context.Context) (string, error) { return v.Token, nil }}}))(t)
+		if s.Fault == "two keys" {
+			c.Custody.Keys = &twoKeys{c.Custody.Keys}
+		}
 	}
 	return c
 }
@@ -118,7 +135,7 @@ func TestReplicaProcess(t *testing.T) {
 	}
 	var spec replicaSpec
 	require.NoError(t, json.Unmarshal([]byte(*asReplica), &spec))
-	config := spec.config()
+	config := spec.config(t)
 	if spec.Audit != "" {
 		config.Auditor = must.Get(auditlog.Open(spec.Audit, nil))(t)
 	}
@@ -142,6 +159,9 @@ func TestReplicaProcess(t *testing.T) {
 		answer(w, s, err)
 	})
 	mux.HandleFunc("POST /rotate", func(w http.ResponseWriter, r *http.Request) {
+		if rand.IntN(3) == 0 {
+			_, _ = a.RotateJWT(r.Context()) // beside it, if it can be now
+		}
 		k, err := a.Rotate(r.Context())
 		answer(w, k.ID, err)
 	})
@@ -221,7 +241,7 @@ func listen(ctx context.Context, name string, changed func()) error {
 func wrong(t *testing.T, fault string, s ca.Store) ca.Store {
 	t.Helper()
 	switch fault {
-	case "":
+	case "", "two keys":
 		return s
 	case "no compare":
 		return &noCompare{s}
@@ -288,6 +308,16 @@ func (s *losing) Save(ctx context.Context, r ca.Record) (string, error) {
 		return r.Version, nil
 	}
 	return s.Store.Save(ctx, r)
+}
+
+// twoKeys makes one more key each time.
+type twoKeys struct{ ca.Custodian }
+
+func (c *twoKeys) NewKey(ctx context.Context, name, algorithm string) (crypto.Signer, error) {
+	if _, err := c.Custodian.NewKey(ctx, name[:len(name)-4]+"0000", algorithm); err != nil {
+		return nil, err
+	}
+	return c.Custodian.NewKey(ctx, name, algorithm)
 }
 
 // A replicaSlot is a replica of a soak, in the process that it has at present.
@@ -455,7 +485,7 @@ func (viewed) View() {}
 func (s *replicaSoak) read(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	config := s.spec.config()
+	config := s.spec.config(s.t)
 	config.Create = false
 	s.mu.Lock()
 	least := s.sequence
@@ -655,6 +685,9 @@ func (m *soakMember) connect(ctx context.Context, other *soakMember) error {
 type soakBackend struct {
 	store    string   // as in openStore
 	disturbs []func() // in turn
+
+	vault *replicaVault
+	keys  func() []string // the names of the private keys at the custodian; nil for none
 }
 
 func directory(t *testing.T) soakBackend {
@@ -673,7 +706,7 @@ func postgres(t *testing.T) soakBackend {
 	primary := peers.NewPostgreSQL(t)
 	prepared(t, primary)
 	standby := primary.NewStandby(t)
-	return soakBackend{"postgres " + primary.DSN("issuer", "svidkit", standby), []func(){
+	return soakBackend{store: "postgres " + primary.DSN("issuer", "svidkit", standby), disturbs: []func(){
 		func() { primary.Restart(t) },
 		func() {
 			primary.Kill(t)
@@ -693,7 +726,7 @@ func asynchronous(t *testing.T) soakBackend {
 	standby := primary.NewStandby(t)
 	primary.Admin(t, "ALTER SYSTEM SET synchronous_standby_names = ''")
 	primary.Admin(t, "SELECT pg_reload_conf()")
-	return soakBackend{"postgres " + primary.DSN("issuer", "svidkit", standby), []func(){func() {
+	return soakBackend{store: "postgres " + primary.DSN("issuer", "svidkit", standby), disturbs: []func(){func() {
 		standby.Stop()
 		time.Sleep(3 * replicaPropagation)
 		primary.Kill(t)
@@ -707,11 +740,60 @@ func asynchronous(t *testing.T) soakBackend {
 func mariaDB(t *testing.T) soakBackend {
 	d := peers.NewMariaDB(t)
 	prepared(t, d)
-	return soakBackend{"mysql " + d.DSN("issuer", "svidkit"), []func(){
+	return soakBackend{store: "mysql " + d.DSN("issuer", "svidkit"), disturbs: []func(){
 		func() { d.Restart(t) },
 		func() { d.Kill(t); d.Start(t) },
 		func() { d.Pause(t); time.Sleep(replicaPropagation / 4); d.Resume(t) },
 	}}
+}
+
+// custody is a PostgreSQL with an OpenBao that has the private keys, which is sealed now and then.
+func custody(t *testing.T) soakBackend {
+	b := peers.NewOpenBao(t)
+	mountTransit(t, b, "")
+	d := peers.NewPostgreSQL(t)
+	prepared(t, d)
+	return soakBackend{store: "postgres " + d.DSN("issuer", "svidkit"), disturbs: []func(){
+		func() { d.Kill(t); d.Start(t) },
+		func() { b.Seal(t); time.Sleep(replicaPropagation / 2); b.Unseal(t) },
+	}, vault: &replicaVault{b.URL, b.RootsFile, b.Token(t, transitPolicy(t))}, keys: func() []string {
+		var list struct {
+			Data struct{ Keys []string }
+		}
+		b.Do(t, "", "LIST", "transit/keys", nil, &list)
+		return slices.DeleteFunc(list.Data.Keys, func(name string) bool { return name == "seal" })
+	}}
+}
+
+// named returns the names of private keys in the record, which must not have the keys.
+func (s *replicaSoak) named() []string {
+	r := must.Get(s.record.Load(s.t.Context()))(s.t)
+	var names []string
+	for item, b := range r.Data() {
+		assert.NotRegexp(s.t, "PRIVATE KEY|MIGHAgEAM", string(b), "the record has a private key in %s", item)
+		names = append(names, regexp.MustCompile("svidkit-[0-9a-f]{32}-[0-9a-f]{16}").FindAllString(string(b), -1)...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// accounted waits until the custodian has the keys that the record names, and no other. A name that was written for a key
+// that a killed process did not make is that of the next key, and a key that is not needed goes within a minute.
+func (s *replicaSoak) accounted(ctx context.Context, keys func() []string) {
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(replicaPropagation) {
+		have, names := keys(), s.named()
+		slices.Sort(have)
+		if slices.Equal(have, names) {
+			s.add("private keys in the end", len(names))
+			return
+		}
+		if time.Now().After(end) {
+			s.fault("keys", "the custodian has %v, and the record names %v", have, names)
+			return
+		}
+		var id string
+		_ = s.any().do(ctx, "POST", "rotate", nil, &id) // some time
+	}
 }
 
 // soakReplicas has five replicas live through so many rotations, and returns the faults that it has seen. It ends at
@@ -719,7 +801,7 @@ func mariaDB(t *testing.T) soakBackend {
 func soakReplicas(t *testing.T, backend soakBackend, fault string, rotations int, until ...string) []string {
 	t.Helper()
 	dir := t.TempDir()
-	s := &replicaSoak{t: t, log: filepath.Join(dir, "log"), spec: replicaSpec{Store: backend.store, Fault: fault},
+	s := &replicaSoak{t: t, log: filepath.Join(dir, "log"), spec: replicaSpec{Store: backend.store, Fault: fault, Vault: backend.vault},
 		count: map[string]int{}, states: map[uint64]*shown{}, stored: map[string]bool{}, signing: map[string]bool{}, reported: map[string]time.Time{}}
 	s.record = openStore(t, &s.spec)
 	ctx, stop := context.WithCancel(t.Context())
@@ -837,6 +919,9 @@ func soakReplicas(t *testing.T, backend soakBackend, fault string, rotations int
 	}
 	if !early {
 		time.Sleep(replicaPropagation) // for what is wrong to be seen
+		if backend.keys != nil {
+			s.accounted(ctx, backend.keys)
+		}
 	}
 	stop()
 	living.Wait()
@@ -871,7 +956,7 @@ func TestReplicas(t *testing.T) {
 		rotations = 200
 	}
 	for name, start := range map[string]func(*testing.T) soakBackend{
-		"directory": directory, "postgres": postgres, "mariadb": mariaDB,
+		"directory": directory, "postgres": postgres, "mariadb": mariaDB, "custody": custody,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -892,6 +977,7 @@ func TestReplicasFaults(t *testing.T) {
 		{"lagging reads", directory, []string{"handshake"}},
 		{"lost writes", directory, []string{"unknown", "lost"}},
 		{"", asynchronous, []string{"back", "lost", "bundles", "times"}},
+		{"two keys", custody, []string{"keys"}},
 	} {
 		t.Run(c.fault, func(t *testing.T) {
 			faults := soakReplicas(t, c.start(t), c.fault, 10, c.seen...)
