@@ -80,11 +80,12 @@ type workingFleet struct {
 	slots []*replicaSlot
 }
 
-func newWorkingFleet(t *testing.T, n int, store string, quiet bool) *workingFleet {
+func newWorkingFleet(t *testing.T, n int, spec replicaSpec) *workingFleet {
 	t.Helper()
 	f := &workingFleet{t: t, dir: t.TempDir()}
 	for i := range n {
-		r := newReplicaSlot(f.dir, i, replicaSpec{Store: store, Quiet: quiet, Usual: true, Audit: filepath.Join(f.dir, fmt.Sprint("audit", i))})
+		spec.Audit = filepath.Join(f.dir, fmt.Sprint("audit", i))
+		r := newReplicaSlot(f.dir, i, spec)
 		r.client.Timeout = 10 * time.Minute
 		r.start(t, filepath.Join(f.dir, "log"), "GOMAXPROCS=1")
 		r.process.Ready(t, func() error {
@@ -131,16 +132,31 @@ func (f *workingFleet) auditLine() float64 {
 	return float64(size) / float64(lines)
 }
 
-// counting is a PostgreSQL that counts the statements of the CA.
-func counting(t *testing.T) (store string, statements func() int) {
+// A countingDatabase is a PostgreSQL that counts the statements of the CA.
+type countingDatabase struct {
+	*peers.Database
+	t     *testing.T
+	store string // as in openStore
+}
+
+func newCountingDatabase(t *testing.T) *countingDatabase {
 	t.Helper()
 	d := peers.NewPostgreSQL(t, "shared_preload_libraries = 'pg_stat_statements'")
 	d.Admin(t, "CREATE EXTENSION pg_stat_statements")
 	prepared(t, d)
-	return "postgres " + d.DSN("issuer", "svidkit"), func() int {
-		n := d.Admin(t, "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements WHERE userid = 'issuer'::regrole")
-		return must.Get(strconv.Atoi(strings.TrimSpace(n)))(t)
-	}
+	return &countingDatabase{d, t, "postgres " + d.DSN("issuer", "svidkit")}
+}
+
+// statements returns how many statements of a kind, such as UPDATE, or of all kinds if that is empty, the database has
+// executed for the CA.
+func (d *countingDatabase) statements(kind string) int {
+	d.t.Helper()
+	return d.number("SELECT coalesce(sum(calls), 0) FROM pg_stat_statements WHERE userid = 'issuer'::regrole AND query LIKE '" + kind + "%'")
+}
+
+func (d *countingDatabase) number(query string) int {
+	d.t.Helper()
+	return must.Get(strconv.Atoi(strings.TrimSpace(d.Admin(d.t, query))))(d.t)
 }
 
 // A certificate costs the database nothing: while three replicas sign 12,000, it executes no statement for them. With Run,
@@ -148,15 +164,13 @@ func counting(t *testing.T) (store string, statements func() int) {
 func TestStoreCostsNothing(t *testing.T) {
 	rounds.Slow(t)
 	t.Parallel()
-	store, statements := counting(t)
-	f := newWorkingFleet(t, 3, store, true)
-	before := statements()
-	require.Positive(t, before, "they have opened the store")
+	d := newCountingDatabase(t)
+	f := newWorkingFleet(t, 3, replicaSpec{Store: d.store, Usual: true, Quiet: true})
+	before := d.statements("")
+	require.GreaterOrEqual(t, before, 3, "each of them has read the record")
 	signed := f.work(4000, 0)
 	assert.GreaterOrEqual(t, signed, int64(12_000))
-	assert.Equal(t, before, statements(), "statements while %d certificates were signed", signed)
-	f.kill()
-	assert.Less(t, before, func() int { newWorkingFleet(t, 1, store, true).kill(); return statements() }(), "this test can fail")
+	assert.Equal(t, before, d.statements(""), "statements while %d certificates were signed", signed)
 }
 
 // TestReplicaFigures prints what examples/SCALE.md computes with: certificates in a second of one, three and five
@@ -166,8 +180,8 @@ func TestReplicaFigures(t *testing.T) {
 	if !*long {
 		t.Skip("it measures: run it with -long")
 	}
+	d := newCountingDatabase(t)
 	dir := "directory " + filepath.Join(t.TempDir(), "ca")
-	pg, statements := counting(t)
 	const turns, turn = 5, 4 * time.Second
 	type setting struct {
 		store string
@@ -177,8 +191,8 @@ func TestReplicaFigures(t *testing.T) {
 	var line float64
 	for range turns {
 		for _, n := range []int{1, 3, 5} {
-			for _, store := range []string{dir, pg} {
-				f := newWorkingFleet(t, n, store, false)
+			for _, store := range []string{dir, d.store} {
+				f := newWorkingFleet(t, n, replicaSpec{Store: store, Usual: true})
 				begin := time.Now()
 				signed := f.work(0, turn)
 				k := setting{store, n}
@@ -190,21 +204,37 @@ func TestReplicaFigures(t *testing.T) {
 	}
 	one := median(rates[setting{dir, 1}])
 	for _, n := range []int{1, 3, 5} {
-		a, b := median(rates[setting{dir, n}]), median(rates[setting{pg, n}])
+		a, b := median(rates[setting{dir, n}]), median(rates[setting{d.store, n}])
 		t.Logf("%d replicas: %.0f certificates/s with a directory, %.0f with PostgreSQL (%.2f of it); %.2f times one replica",
 			n, a, b, b/a, a/one)
 	}
-	f := newWorkingFleet(t, 5, pg, false)
+	f := newWorkingFleet(t, 5, replicaSpec{Store: d.store, Usual: true})
 	for _, busy := range []bool{false, true, false, true} {
-		before, begin, signed := statements(), time.Now(), int64(0)
+		before, begin, signed := d.statements(""), time.Now(), int64(0)
 		if busy {
 			signed = f.work(0, time.Minute)
 		} else {
 			time.Sleep(time.Minute)
 		}
 		t.Logf("5 replicas with the usual settings, %d certificates: %.2f statements a second and replica", signed,
-			float64(statements()-before)/time.Since(begin).Seconds()/5)
+			float64(d.statements("")-before)/time.Since(begin).Seconds()/5)
 	}
+	f.kill()
+	d.Admin(t, "DELETE FROM svidkit_ca")
+	f = newWorkingFleet(t, 5, replicaSpec{Store: d.store})
+	time.Sleep(2 * replicaPropagation) // the first key for tokens
+	before := d.statements("UPDATE")
+	const rotations = 5
+	for range rotations {
+		var id string
+		require.EventuallyWithT(t, func(t *assert.CollectT) {
+			require.NoError(t, f.slots[0].do(context.Background(), "POST", "rotate?only", nil, &id))
+		}, time.Minute, 50*time.Millisecond)
+	}
+	size := d.number("SELECT max(length(data)) FROM svidkit_ca")
+	time.Sleep(2 * replicaTTL)
+	t.Logf("%.1f writes for a rotation; a record of %d bytes with %d roots, and %d with one", float64(d.statements("UPDATE")-before)/rotations,
+		size, rotations+1, d.number("SELECT max(length(data)) FROM svidkit_ca"))
 	f.kill()
 	t.Logf("a line of the audit log: %.0f bytes", line)
 	bundleFigures(t)
