@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -271,8 +272,8 @@ func (p pace) hour(n int, life time.Duration) (h hour) {
 	return h
 }
 
-// TestFleetHour plays an hour without any CA. Where an hour is at most 45 % of a life nothing expires, and the page
-// examples/SCALE.md has its figures.
+// TestFleetHour plays an hour without any CA, and has the page say what it does. Nothing expires where an hour is at most
+// 45 % of a life.
 func TestFleetHour(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
@@ -280,11 +281,19 @@ func TestFleetHour(t *testing.T) {
 	if *long {
 		n = 1_000_000
 	}
+	page := string(must.Get(os.ReadFile("../examples/SCALE.md"))(t))
 	p := paceOf(secretcache.Config{})
 	for _, life := range []time.Duration{time.Hour, 90 * time.Minute, 2 * time.Hour, 3 * time.Hour, 6 * time.Hour, 24 * time.Hour} {
 		h := p.hour(n, life)
-		t.Logf("life %v: %.1f %% expire, the first after %v; %.2f renewals in a life; then in one minute %.1f times the mean, "+
-			"and 99 %% have renewed after %v", life, 100*h.expired, h.first.Round(time.Minute), h.perLife, h.minute, h.recovery.Round(time.Second))
+		expired := "none"
+		if h.expired > 0 {
+			expired = fmt.Sprintf("%.0f %%, the first after %.0f min", 100*h.expired, h.first.Minutes())
+		}
+		row := fmt.Sprintf("| %g h | %s | %.0f | %.0f min |", life.Hours(), expired, h.minute, math.Ceil(h.recovery.Minutes()))
+		t.Logf("%s %.2f renewals in a life", row, h.perLife)
+		if n == 10_000 {
+			assert.Contains(t, page, row)
+		}
 		if time.Hour <= life*45/100 {
 			assert.Zero(t, h.expired, life)
 		}

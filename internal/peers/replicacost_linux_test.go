@@ -151,7 +151,8 @@ func newCountingDatabase(t *testing.T) *countingDatabase {
 // executed for the CA.
 func (d *countingDatabase) statements(kind string) int {
 	d.t.Helper()
-	return d.number("SELECT coalesce(sum(calls), 0) FROM pg_stat_statements WHERE userid = 'issuer'::regrole AND query LIKE '" + kind + "%'")
+	return d.number("SELECT coalesce(sum(calls), 0) FROM pg_stat_statements WHERE userid = 'issuer'::regrole" +
+		" AND query LIKE '" + kind + "%'")
 }
 
 func (d *countingDatabase) number(query string) int {
@@ -159,8 +160,8 @@ func (d *countingDatabase) number(query string) int {
 	return must.Get(strconv.Atoi(strings.TrimSpace(d.Admin(d.t, query))))(d.t)
 }
 
-// A certificate costs the database nothing: while three replicas sign 12,000, it executes no statement for them. With Run,
-// which reads the record and asks for its version, there are as many as without any work.
+// A certificate costs the database nothing: while three replicas sign 12,000, it executes no statement for them. They do
+// not call Run, which reads the record now and then, whatever is signed.
 func TestStoreCostsNothing(t *testing.T) {
 	rounds.Slow(t)
 	t.Parallel()
@@ -205,8 +206,8 @@ func TestReplicaFigures(t *testing.T) {
 	one := median(rates[setting{dir, 1}])
 	for _, n := range []int{1, 3, 5} {
 		a, b := median(rates[setting{dir, n}]), median(rates[setting{d.store, n}])
-		t.Logf("%d replicas: %.0f certificates/s with a directory, %.0f with PostgreSQL (%.2f of it); %.2f times one replica",
-			n, a, b, b/a, a/one)
+		t.Logf("%d replicas: %.0f certificates/s with a directory, %.0f with PostgreSQL (%.2f of it); "+
+			"%.2f times one replica", n, a, b, b/a, a/one)
 	}
 	f := newWorkingFleet(t, 5, replicaSpec{Store: d.store, Usual: true})
 	for _, busy := range []bool{false, true, false, true} {
@@ -222,7 +223,7 @@ func TestReplicaFigures(t *testing.T) {
 	f.kill()
 	d.Admin(t, "DELETE FROM svidkit_ca")
 	f = newWorkingFleet(t, 5, replicaSpec{Store: d.store})
-	time.Sleep(2 * replicaPropagation) // the first key for tokens
+	time.Sleep(2 * propagation()) // the first key for tokens
 	before := d.statements("UPDATE")
 	const rotations = 5
 	for range rotations {
@@ -233,8 +234,9 @@ func TestReplicaFigures(t *testing.T) {
 	}
 	size := d.number("SELECT max(length(data)) FROM svidkit_ca")
 	time.Sleep(2 * replicaTTL)
-	t.Logf("%.1f writes for a rotation; a record of %d bytes with %d roots, and %d with one", float64(d.statements("UPDATE")-before)/rotations,
-		size, rotations+1, d.number("SELECT max(length(data)) FROM svidkit_ca"))
+	t.Logf("%.1f writes for a rotation; a record of %d bytes with %d roots, and %d with one",
+		float64(d.statements("UPDATE")-before)/rotations, size, rotations+1,
+		d.number("SELECT max(length(data)) FROM svidkit_ca"))
 	f.kill()
 	t.Logf("a line of the audit log: %.0f bytes", line)
 	bundleFigures(t)
