@@ -178,11 +178,11 @@ func TestReplicaProcess(t *testing.T) {
 	mux.HandleFunc("POST /work", func(w http.ResponseWriter, r *http.Request) {
 		least, err := strconv.Atoi(r.FormValue("least"))
 		long, also := time.ParseDuration(r.FormValue("for"))
-		var n int64
+		var done worked
 		if err = errors.Join(err, also); err == nil {
-			n, err = work(r.Context(), a, least, long)
+			done, err = work(r.Context(), a, least, long)
 		}
-		answer(w, n, err)
+		answer(w, done, err)
 	})
 	mux.HandleFunc("POST /sign", func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
