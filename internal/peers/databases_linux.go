@@ -44,12 +44,13 @@ func InstalledPostgreSQL(t testing.TB) string {
 }
 
 // A Database is a server of PostgreSQL or MariaDB of Debian with data of its own and one database, named svidkit. It
-// listens on a port of 127.0.0.1, without TLS and passwords, and ends with the test. Its methods must not be called
-// concurrently.
+// listens on a port of 127.0.0.1, without TLS and passwords, and ends with the test that made it. Its methods must not
+// be called concurrently.
 type Database struct {
 	Dialect string // of package sqlstore: "postgres" or "mysql"
 	Addr    string // of 127.0.0.1, always the same
 
+	t       testing.TB // with which it ends
 	port    string
 	dir     string
 	bin     string              // of PostgreSQL
@@ -60,7 +61,7 @@ type Database struct {
 // newDatabase returns a server without data.
 func newDatabase(t testing.TB, dialect string) *Database {
 	t.Helper()
-	d := &Database{Dialect: dialect, dir: t.TempDir()}
+	d := &Database{Dialect: dialect, t: t, dir: t.TempDir()}
 	d.Addr = loopback(FreePorts(t, 1)[0])
 	d.port = d.Addr[strings.LastIndex(d.Addr, ":")+1:]
 	if dialect == "postgres" {
@@ -186,7 +187,7 @@ func (d *Database) Start(t testing.TB) {
 	if d.Dialect == "postgres" {
 		cmd, database = d.command(d.bin+"/postgres", "-D", d.File("run/data"), "-p", d.port), "postgres"
 	}
-	d.process = Start(t, d.File("log"), cmd)
+	d.process = Start(d.t, d.File("log"), cmd)
 	d.process.Ready(t, func() error {
 		db := d.Open(t, d.administrator(), database)
 		return errors.Join(db.Ping(), db.Close())
@@ -267,8 +268,8 @@ func (d *Database) Admin(t testing.TB, statements string) string {
 func (d *Database) client(t testing.TB, database, statements string) string {
 	t.Helper()
 	if d.Dialect == "postgres" {
-		return d.run(t, statements, d.bin+"/psql", "-X", "-q", "-At", "-v", "ON_ERROR_STOP=1", "-h", "127.0.0.1", "-p", d.port,
-			"-U", "postgres", "-d", database)
+		return d.run(t, statements, d.bin+"/psql", "-X", "-q", "-At", "-v", "ON_ERROR_STOP=1", "-h", "127.0.0.1",
+			"-p", d.port, "-U", "postgres", "-d", database)
 	}
 	return d.run(t, statements, "mariadb", "--no-defaults", "--protocol=tcp", "--host=127.0.0.1", "--port="+d.port,
 		"--user=root", "--batch", "--skip-column-names", database)
@@ -297,29 +298,38 @@ func (d *Database) NewUser(t testing.TB, user, role string) {
 	d.Admin(t, "CREATE USER "+account+"; GRANT "+role+" TO "+account+"; SET DEFAULT ROLE "+role+" FOR "+account)
 }
 
-// Open returns a pool of connections of a user to a database, which the caller closes. A pool of PostgreSQL may know
-// further servers, and then connects to the first that takes writes.
-func (d *Database) Open(t testing.TB, user, database string, others ...*Database) *sql.DB {
+// Open returns a pool of connections of a user to a database, which the caller closes. The addresses are those of
+// proxies in front of servers; with several, which only PostgreSQL has, a connection is to the first that takes
+// writes. Without any, it is the address of this server.
+func (d *Database) Open(t testing.TB, user, database string, addrs ...string) *sql.DB {
 	t.Helper()
-	driver, dsn := "mysql", d.DSN(user, database, others...)
-	if d.Dialect == "postgres" {
-		driver = "pgx"
+	dsn := d.DSN(user, database, addrs...)
+	if d.Dialect == "mysql" {
+		c, err := mysql.ParseDSN(dsn)
+		require.NoError(t, err)
+		c.Logger = new(mysql.NopLogger) // its errors are those of calls
+		connector, err := mysql.NewConnector(c)
+		require.NoError(t, err)
+		return sql.OpenDB(connector)
 	}
-	db, err := sql.Open(driver, dsn)
+	db, err := sql.Open("pgx", dsn)
 	require.NoError(t, err)
 	return db
 }
 
-// DSN returns the data source name of Open.
-func (d *Database) DSN(user, database string, others ...*Database) string {
+// DSN returns the data source name of Open, for the drivers pgx and go-sql-driver/mysql.
+func (d *Database) DSN(user, database string, addrs ...string) string {
+	if len(addrs) == 0 {
+		addrs = []string{d.Addr}
+	}
 	if d.Dialect == "mysql" {
 		c := mysql.NewConfig()
-		c.User, c.Net, c.Addr, c.DBName, c.Timeout, c.Logger = user, "tcp", d.Addr, database, 5*time.Second, nil
+		c.User, c.Net, c.Addr, c.DBName, c.Timeout = user, "tcp", addrs[0], database, 5*time.Second
 		return c.FormatDSN()
 	}
-	hosts, attributes := d.Addr, ""
-	for _, o := range others {
-		hosts, attributes = hosts+","+o.Addr, "&target_session_attrs=read-write"
+	dsn := "postgres://" + user + "@" + strings.Join(addrs, ",") + "/" + database + "?sslmode=disable&connect_timeout=5"
+	if len(addrs) > 1 {
+		dsn += "&target_session_attrs=read-write"
 	}
-	return "postgres://" + user + "@" + hosts + "/" + database + "?sslmode=disable&connect_timeout=5" + attributes
+	return dsn
 }

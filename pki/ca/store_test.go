@@ -3,24 +3,20 @@ package ca_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
-	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/caclient/caclienttest/storetest"
 	"github.com/svidkit/svidkit/internal/test/must"
-	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 )
 
@@ -34,95 +30,53 @@ func newDirStore(t testing.TB) (ca.Store, string) {
 // What every store does.
 func TestStores(t *testing.T) {
 	t.Parallel()
-	for name, make := range map[string]func(t *testing.T) ca.Store{
-		"memory": func(*testing.T) ca.Store { return ca.NewMemoryStore() },
-		"folder": func(t *testing.T) ca.Store { d, _ := newDirStore(t); return d },
-	} {
-		t.Run(name, func(t *testing.T) {
+	t.Run("memory", func(t *testing.T) {
+		t.Parallel()
+		storetest.Run(t, func(t *testing.T) storetest.Place {
 			t.Parallel()
-			ctx, s := t.Context(), make(t)
-			_, err := s.Load(ctx)
-			require.ErrorIs(t, err, ca.ErrNoRecord)
-			_, err = s.Save(ctx, ca.NewRecord("1", map[string][]byte{"a": nil}))
-			require.ErrorIs(t, err, ca.ErrConflict, "there is nothing to replace")
-
-			data := map[string][]byte{"a.pem": []byte("secret"), "b": {}, "C_d-e": {0, 255, '\n'}}
-			v1 := must.Get(s.Save(ctx, ca.NewRecord("", data)))(t)
-			require.NotEmpty(t, v1)
-			data["a.pem"][0] = 'X'
-			r, err := s.Load(ctx)
-			require.NoError(t, err)
-			assert.Equal(t, v1, r.Version)
-			assert.Equal(t, []string{"C_d-e", "a.pem", "b"}, slices.Sorted(maps.Keys(r.Data())))
-			assert.Equal(t, "secret", string(r.Data()["a.pem"]), "it is a copy")
-			assert.Equal(t, []byte{0, 255, '\n'}, r.Data()["C_d-e"])
-			r.Data()["a.pem"][0] = 'Y'
-
-			for _, version := range []string{"", "other", v1 + "0"} {
-				_, err = s.Save(ctx, ca.NewRecord(version, data))
-				require.ErrorIs(t, err, ca.ErrConflict, version)
+			shared := ca.NewMemoryStore()
+			var cut atomic.Pointer[func()]
+			var down atomic.Int32 // a fault
+			return storetest.Place{
+				Open: func() (ca.Store, error) {
+					return &faultStore{Store: shared, decide: func(op string) (fault, time.Duration) {
+						if op != "save" {
+							return fault(down.Load()), 0
+						}
+						if meanwhile := cut.Swap(nil); meanwhile != nil {
+							(*meanwhile)()
+							return after, 0
+						}
+						return fault(down.Load()), 0
+					}}, nil
+				},
+				Cut:   func(meanwhile func()) { cut.Store(&meanwhile) },
+				Break: func() func() { down.Store(int32(before)); return func() { down.Store(int32(fine)) } },
+				Hang:  func() func() { down.Store(int32(hang)); return func() { down.Store(int32(fine)) } },
 			}
-			v2 := must.Get(s.Save(ctx, ca.NewRecord(v1, map[string][]byte{"only": []byte("2")})))(t)
-			assert.NotEqual(t, v1, v2)
-			r = must.Get(s.Load(ctx))(t)
-			assert.Equal(t, v2, r.Version)
-			assert.Equal(t, map[string][]byte{"only": []byte("2")}, r.Data(), "all of it was replaced")
-			_, err = s.Save(ctx, ca.NewRecord(v1, data))
-			require.ErrorIs(t, err, ca.ErrConflict, "a version does not come back")
-
-			cause := errors.New("enough")
-			done, cancel := context.WithCancelCause(ctx)
-			cancel(cause)
-			_, err = s.Load(done)
-			require.ErrorIs(t, err, cause)
-			_, err = s.Save(done, ca.NewRecord(v2, data))
-			require.ErrorIs(t, err, cause)
-			r = must.Get(s.Load(ctx))(t)
-			assert.Equal(t, v2, r.Version, "nothing of that was written")
 		})
-	}
-}
-
-// Many writers add one to a number, and no addition is lost.
-func TestNoLostUpdate(t *testing.T) {
-	rounds.NotShort(t)
-	t.Parallel()
-	dir := filepath.Join(t.TempDir(), "ca")
-	shared := ca.NewMemoryStore()
-	for name, open := range map[string]func() ca.Store{
-		"memory": func() ca.Store { return shared },
-		"folder": func() ca.Store { d, err := ca.NewDirStore(dir); assert.NoError(t, err); return d },
-	} {
-		t.Run(name, func(t *testing.T) {
+	})
+	t.Run("folder", func(t *testing.T) {
+		t.Parallel()
+		storetest.Run(t, func(t *testing.T) storetest.Place {
 			t.Parallel()
-			const writers, each = 4, 15
-			var wg sync.WaitGroup
-			for range writers {
-				s := open()
-				wg.Go(func() {
-					for done := 0; done < each; {
-						r, err := s.Load(t.Context())
-						n := 0
-						if !errors.Is(err, ca.ErrNoRecord) {
-							if !assert.NoError(t, err) {
-								return
-							}
-							n, _ = strconv.Atoi(string(r.Data()["n"]))
-						}
-						_, err = s.Save(t.Context(), ca.NewRecord(r.Version, map[string][]byte{"n": []byte(strconv.Itoa(n + 1))}))
-						if err == nil {
-							done++
-						} else if !assert.ErrorIs(t, err, ca.ErrConflict) {
-							return
-						}
-					}
-				})
+			dir := filepath.Join(t.TempDir(), "ca")
+			file := filepath.Join(dir, "record.json")
+			move := func(from, to string) { require.NoError(t, os.Rename(from, to)) }
+			write := func(b []byte) { require.NoError(t, os.WriteFile(file, b, 0o600)) }
+			return storetest.Place{
+				Open:   func() (ca.Store, error) { return ca.NewDirStore(dir) },
+				Remove: func() func() { move(dir, dir+".away"); return func() { move(dir+".away", dir) } },
+				Dump: func() func() {
+					b := must.Get(os.ReadFile(file))(t)
+					return func() { write(b) }
+				},
+				Damage: func() {
+					write(bytes.Replace(must.Get(os.ReadFile(file))(t), []byte("svidkit-"), []byte("svidkjt-"), 1))
+				},
 			}
-			wg.Wait()
-			r := must.Get(open().Load(t.Context()))(t)
-			assert.Equal(t, strconv.Itoa(writers*each), string(r.Data()["n"]))
 		})
-	}
+	})
 }
 
 func onlyUnix(t *testing.T) {

@@ -88,13 +88,13 @@ type Options struct {
 	// underscores; empty means ca.
 	Name string
 
-	// Poll is how often Watch asks for the version of the record; 0 means 2 seconds.
+	// Poll is how often Watch asks for the version of the record; 0 or less means 2 seconds.
 	Poll time.Duration
 
-	// Listen, if it is not nil, calls changed after each notice of the database that the table may have changed, until
-	// ctx is done; in PostgreSQL, with a connection of its own that executes LISTEN and the name of the table, with
-	// an underscore for a dot. Watch calls it, and calls it again, after growing waits of up to a minute, when it has
-	// returned. It may return at any time, and must return when ctx is done. changed does not block.
+	// Listen, if it is not nil, calls changed once the database would notify it of changes of the table, and after each
+	// notice, until ctx is done; in PostgreSQL, with a connection of its own that executes LISTEN and the name of the
+	// table, with an underscore for a dot. Watch calls it, and calls it again, after growing waits of up to a minute,
+	// when it has returned. It must return when ctx is done. changed does not block.
 	Listen func(ctx context.Context, changed func()) error
 
 	Logger *slog.Logger // of failures of Listen; nil means silence
@@ -103,15 +103,17 @@ type Options struct {
 //go:embed schema
 var schemas embed.FS
 
-// flaws has, by dialect, an expression with the reason why the server is not to be asked, or NULL or an empty text.
-var flaws = map[string]string{
+// dialects has what each dialect puts in the place of parts of the statements. FLAW is an expression with the reason
+// why the server is not to be asked, or NULL or an empty text.
+var dialects = map[string][]string{
 	// With the message there is something to commit, so that the answer waits for synchronous standbys.
-	"postgres": "CASE WHEN pg_is_in_recovery() THEN 'it is a read replica'" +
+	"postgres": {"FLAW", "CASE WHEN pg_is_in_recovery() THEN 'it is a read replica'" +
 		" WHEN current_setting('synchronous_commit') = 'off' THEN 'synchronous_commit is off'" +
-		" WHEN pg_logical_emit_message(true, 'svidkit', '') IS NULL THEN '' END",
-	"mysql": "CASE WHEN @@global.read_only NOT IN ('0', 'OFF') THEN 'it is a read replica (read_only)'" +
+		" WHEN pg_logical_emit_message(true, 'svidkit', '') IS NULL THEN '' END"},
+	"mysql": {"FLAW", "CASE WHEN @@global.read_only NOT IN ('0', 'OFF') THEN 'it is a read replica (read_only)'" +
 		" WHEN @@global.innodb_flush_log_at_trx_commit NOT IN (1, 3) THEN 'innodb_flush_log_at_trx_commit is not 1' END",
-	"sqlite": "NULL",
+		"INSERT", "INSERT IGNORE", " ON CONFLICT (name) DO NOTHING", "", "$1", "?", "$2", "?", "$3", "?", "$4", "?"},
+	"sqlite": {"FLAW", "NULL", "$1", "?", "$2", "?", "$3", "?", "$4", "?"},
 }
 
 var (
@@ -121,18 +123,16 @@ var (
 
 // withDefaults returns checked options.
 func (o Options) withDefaults() (Options, error) {
-	o.Table, o.Name, o.Poll = cmp.Or(o.Table, "svidkit_ca"), cmp.Or(o.Name, "ca"), cmp.Or(o.Poll, 2*time.Second)
+	o.Table, o.Name, o.Poll = cmp.Or(o.Table, "svidkit_ca"), cmp.Or(o.Name, "ca"), cmp.Or(max(o.Poll, 0), 2*time.Second)
 	o.Logger = ratelog.Patient(o.Logger)
 	switch {
-	case flaws[o.Dialect] == "":
+	case dialects[o.Dialect] == nil:
 		return o, fmt.Errorf("sqlstore: invalid Options: Dialect %.64q is not postgres, mysql or sqlite", o.Dialect)
 	case len(o.Table) > 32 || !tableForm.MatchString(o.Table):
 		return o, fmt.Errorf("sqlstore: invalid Options: Table %.64q is not at most 32 of a-z, 0-9 and '_'", o.Table)
 	case !nameForm.MatchString(o.Name):
 		return o, fmt.Errorf("sqlstore: invalid Options: Name %.99q is not at most 64 letters, digits, '.', '-' and '_'",
 			o.Name)
-	case o.Poll < 0:
-		return o, fmt.Errorf("sqlstore: invalid Options: Poll is negative (%v)", o.Poll)
 	}
 	return o, nil
 }
@@ -147,12 +147,8 @@ func Schema(o Options) (string, error) {
 		return "", err
 	}
 	text, err := schemas.ReadFile("schema/" + o.Dialect + ".sql")
-	schema, _, ok := strings.Cut(o.Table, ".")
-	if !ok {
-		schema = "public"
-	}
 	role := strings.ReplaceAll(o.Table, ".", "_")
-	return strings.NewReplacer("{table}", o.Table, "{role}", role, "{schema}", schema).Replace(string(text)), err
+	return strings.NewReplacer("{table}", o.Table, "{role}", role).Replace(string(text)), err
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -178,21 +174,14 @@ func New(db *sql.DB, o Options) (ca.Store, error) {
 	if db == nil {
 		return nil, errors.New("sqlstore: New needs a database")
 	}
-	insert := "INSERT INTO TABLE (version, data, name) VALUES ($1, $2, $3) ON CONFLICT (name) DO NOTHING"
-	if o.Dialect == "mysql" {
-		insert = "INSERT IGNORE INTO TABLE (version, data, name) VALUES ($1, $2, $3)"
-	}
-	text := strings.NewReplacer("TABLE", o.Table, "$1", "?", "$2", "?", "$3", "?", "$4", "?")
-	if o.Dialect == "postgres" {
-		text = strings.NewReplacer("TABLE", o.Table)
-	}
+	text := strings.NewReplacer(append([]string{"TABLE", o.Table}, dialects[o.Dialect]...)...)
 	return &store{
 		redacted: redact.New(fmt.Sprintf("sqlstore.Store(%s, %s in %s)", o.Dialect, o.Name, o.Table)),
 		db:       db, options: o,
-		load: text.Replace("SELECT " + flaws[o.Dialect] + ", t.version, t.data FROM (SELECT 1 AS one) AS o" +
+		load: text.Replace("SELECT FLAW, t.version, t.data FROM (SELECT 1 AS one) AS o" +
 			" LEFT JOIN TABLE AS t ON t.name = $1"),
 		version: text.Replace("SELECT version FROM TABLE WHERE name = $1"),
-		insert:  text.Replace(insert),
+		insert:  text.Replace("INSERT INTO TABLE (version, data, name) VALUES ($1, $2, $3) ON CONFLICT (name) DO NOTHING"),
 		update:  text.Replace("UPDATE TABLE SET version = $1, data = $2 WHERE name = $3 AND version = $4"),
 	}, nil
 }
@@ -200,18 +189,24 @@ func New(db *sql.DB, o Options) (ca.Store, error) {
 // patience bounds each call.
 const patience = 10 * time.Second
 
-// row reads columns of a row that belongs to the record.
-func (s *store) row(ctx context.Context, statement string, columns ...any) error {
+// row reads columns of a row that belongs to the record. It asks twice, as the pool may have a connection that a
+// failover has ended.
+func (s *store) row(ctx context.Context, statement string, columns ...any) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return s.db.QueryRowContext(ctx, statement, s.options.Name).Scan(columns...)
+	for range 2 {
+		err = s.db.QueryRowContext(ctx, statement, s.options.Name).Scan(columns...)
+		if err == nil || errors.Is(err, sql.ErrNoRows) {
+			break
+		}
+	}
+	return err
 }
 
 // Load implements [ca.Store].
 func (s *store) Load(ctx context.Context) (ca.Record, error) {
 	var flaw, version sql.NullString
 	var text []byte
-	var items map[string][]byte
 	err := s.row(ctx, s.load, &flaw, &version, &text)
 	switch {
 	case err != nil:
@@ -221,10 +216,12 @@ func (s *store) Load(ctx context.Context) (ca.Record, error) {
 	case !version.Valid:
 		err = ca.ErrNoRecord
 	default:
-		if items, err = recordtext.Decode(version.String, text); err == nil {
+		items, wrong := recordtext.Decode(version.String, text)
+		if wrong == nil {
 			return ca.NewRecord(version.String, items), nil
 		}
-		err = fmt.Errorf("%w: the record is damaged: %w; no new CA is made; restore the row from a backup", ca.ErrUnfit, err)
+		err = fmt.Errorf("%w: the record is damaged: %w; no new CA is made; restore the row from a backup", ca.ErrUnfit,
+			wrong)
 	}
 	return ca.Record{}, fmt.Errorf("sqlstore: load %s from %s: %w", s.options.Name, s.options.Table, err)
 }

@@ -13,7 +13,8 @@ CREATE OR REPLACE TRIGGER changed AFTER INSERT OR UPDATE ON {table}
 
 -- The role of the CA reads and replaces rows; it cannot delete them, or change the table.
 DO 'BEGIN CREATE ROLE {role} NOLOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END';
-GRANT USAGE ON SCHEMA {schema} TO {role};
+DO 'BEGIN EXECUTE (SELECT format(''GRANT USAGE ON SCHEMA %s TO {role}'', relnamespace::regnamespace)
+    FROM pg_class WHERE oid = ''{table}''::regclass); END';
 REVOKE ALL ON {table} FROM PUBLIC, {role};
 GRANT SELECT, INSERT, UPDATE ON {table} TO {role};
 
