@@ -30,7 +30,6 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -221,7 +220,7 @@ func openStore(t *testing.T, spec *replicaSpec) ca.Store {
 	var db *sql.DB
 	if kind == "postgres" {
 		db = must.Get(sql.Open("pgx", name))(t)
-		o.Listen = func(ctx context.Context, changed func()) error { return listen(ctx, name, changed) }
+		o.Listen = listen(name)
 	} else {
 		c := must.Get(mysql.ParseDSN(name))(t)
 		c.Logger = new(mysql.NopLogger)
@@ -230,24 +229,6 @@ func openStore(t *testing.T, spec *replicaSpec) ca.Store {
 	t.Cleanup(func() { _ = db.Close() })
 	db.SetMaxOpenConns(3)
 	return must.Get(sqlstore.New(db, o))(t)
-}
-
-// listen waits for notices of PostgreSQL with a connection of its own.
-func listen(ctx context.Context, name string, changed func()) error {
-	conn, err := pgx.Connect(ctx, name)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	if _, err := conn.Exec(ctx, "LISTEN svidkit_ca"); err != nil {
-		return err
-	}
-	for {
-		if _, err := conn.WaitForNotification(ctx); err != nil {
-			return err
-		}
-		changed()
-	}
 }
 
 // wrong returns a store with a fault, so that the soak can be seen to find it.
@@ -722,7 +703,7 @@ func postgres(t *testing.T) soakBackend {
 	primary := peers.NewPostgreSQL(t)
 	prepared(t, primary)
 	standby := primary.NewStandby(t)
-	return soakBackend{store: "postgres " + primary.DSN("issuer", "svidkit", standby), disturbs: []func(){
+	return soakBackend{store: "postgres " + primary.DSN("issuer", "svidkit", primary.Addr, standby.Addr), disturbs: []func(){
 		func() { primary.Restart(t) },
 		func() {
 			primary.Kill(t)
@@ -742,7 +723,7 @@ func asynchronous(t *testing.T) soakBackend {
 	standby := primary.NewStandby(t)
 	primary.Admin(t, "ALTER SYSTEM SET synchronous_standby_names = ''")
 	primary.Admin(t, "SELECT pg_reload_conf()")
-	return soakBackend{store: "postgres " + primary.DSN("issuer", "svidkit", standby), disturbs: []func(){func() {
+	return soakBackend{store: "postgres " + primary.DSN("issuer", "svidkit", primary.Addr, standby.Addr), disturbs: []func(){func() {
 		standby.Stop()
 		time.Sleep(3 * propagation())
 		primary.Kill(t)
