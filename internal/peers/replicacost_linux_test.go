@@ -225,7 +225,8 @@ func TestReplicaFigures(t *testing.T) {
 		for _, store := range []string{dir, d.store} {
 			k := setting{store, n}
 			t.Logf("%d replicas with %s: %.0f certificates/s, %.2f times one with a directory; "+
-				"%.0f µs of a processor for each", n, strings.Fields(store)[0], median(rates[k]), median(rates[k])/one, median(costs[k]))
+				"%.0f µs of a processor for each", n, strings.Fields(store)[0], median(rates[k]), median(rates[k])/one,
+				median(costs[k]))
 		}
 	}
 	f := newWorkingFleet(t, 5, replicaSpec{Store: d.store, Usual: true})
