@@ -64,6 +64,9 @@ func TestScale(t *testing.T) {
 			names[name] = computed
 		}
 	}
+	for i, life := range []string{"24", "1"} { // from the table of the hour
+		assert.Regexp(t, `(?m)^\| `+life+` h \|[^|]*\| `+known[i]["back"]+` \|`, page)
+	}
 	assert.Greater(t, inputs, 10)
 	assert.Greater(t, results, 10)
 }
