@@ -121,16 +121,33 @@ func NewPostgreSQL(t testing.TB, settings ...string) *Database {
 	d := newDatabase(t, "postgres")
 	d.run(t, "", d.bin+"/initdb", "-D", d.File("run/data"), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C",
 		"--no-sync")
-	f, err := os.OpenFile(d.File("run/data/postgresql.conf"), os.O_APPEND|os.O_WRONLY, 0)
-	require.NoError(t, err)
-	_, err = f.WriteString(strings.Join(append([]string{
-		"", "unix_socket_directories = ''", "fsync = off", "shared_buffers = '4MB'", "max_connections = 60",
+	d.configure(t, append([]string{
+		"unix_socket_directories = ''", "fsync = off", "shared_buffers = '4MB'", "max_connections = 60",
 		"autovacuum = off", "max_wal_size = '64MB'", "min_wal_size = '32MB'", "wal_keep_size = '64MB'",
-	}, append(settings, "")...), "\n"))
-	require.NoError(t, errors.Join(err, f.Close()))
+	}, settings...)...)
 	d.Start(t)
 	d.client(t, "postgres", "CREATE DATABASE svidkit")
 	return d
+}
+
+// configure appends settings, which the server reads when it starts.
+func (d *Database) configure(t testing.TB, settings ...string) {
+	t.Helper()
+	path := d.File("run/my.cnf")
+	if d.Dialect == "postgres" {
+		path = d.File("run/data/postgresql.conf")
+	}
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = f.WriteString(strings.Join(settings, "\n") + "\n")
+	require.NoError(t, errors.Join(err, f.Close()))
+}
+
+// Configure restarts the server with more settings, which are lines of postgresql.conf or my.cnf.
+func (d *Database) Configure(t testing.TB, settings ...string) {
+	t.Helper()
+	d.configure(t, settings...)
+	d.Restart(t)
 }
 
 // NewStandby starts a server that replicates this one, which from now on acknowledges a commit only when the standby
@@ -169,10 +186,12 @@ func (d *Database) Promote(t testing.TB) {
 func NewMariaDB(t testing.TB, settings ...string) *Database {
 	t.Helper()
 	d := newDatabase(t, "mysql")
-	small := "[mariadbd]\ninnodb-buffer-pool-size=8M\ninnodb-log-file-size=8M\nskip-name-resolve\n" +
-		"aria-log-file-size=8M\nperformance-schema=OFF\ninnodb-use-native-aio=0\nskip-log-bin\nmax-connections=60\n"
-	conf := d.Write(t, "run/my.cnf", small+"datadir="+d.File("run/data")+"\nport="+d.port+
-		"\nbind-address=127.0.0.1\nsocket=m.sock\npid-file=m.pid\n"+strings.Join(append(settings, ""), "\n"))
+	conf := d.Write(t, "run/my.cnf", "[mariadbd]\n")
+	d.configure(t, append([]string{
+		"datadir=" + d.File("run/data"), "port=" + d.port, "bind-address=127.0.0.1", "socket=m.sock", "pid-file=m.pid",
+		"innodb-buffer-pool-size=8M", "innodb-log-file-size=8M", "innodb-use-native-aio=0", "aria-log-file-size=8M",
+		"performance-schema=OFF", "skip-name-resolve", "skip-log-bin", "max-connections=60",
+	}, settings...)...)
 	d.run(t, "", "mariadb-install-db", "--defaults-file="+conf, "--skip-test-db",
 		"--auth-root-authentication-method=normal")
 	d.Start(t)

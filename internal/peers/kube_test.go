@@ -20,6 +20,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/authn/kube"
+	"github.com/svidkit/svidkit/caclient/caclienttest/storetest"
 	"github.com/svidkit/svidkit/internal/peers"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/must"
@@ -54,6 +55,7 @@ func TestKubernetes(t *testing.T) {
 	c.signer = startSigner(t, c.Cluster)
 	for name, test := range map[string]func(*testing.T, *cluster){
 		"replicas":               testReplicas,
+		"store":                  testSecretStore,
 		"token review":           testTokenReview,
 		"login at OpenBao":       testOpenBaoLogin,
 		"node authorizer":        testNodeAuthorizer,
@@ -173,6 +175,20 @@ func serials(b []byte) (out []string) {
 		out = append(out, cert.SerialNumber.Text(16))
 	}
 	return out
+}
+
+// testSecretStore has a Secret pass the suite of stores.
+func testSecretStore(t *testing.T, c *cluster) {
+	cases := 0
+	storetest.Run(t, func(t *testing.T) storetest.Place {
+		cases++
+		namespace := fmt.Sprint("store-", cases)
+		c.Account(t, namespace, "ca")
+		grant(t, c.Cluster, namespace, "ca", "Role", documented(t, "pki/ca/kubesecret"))
+		return storetest.Place{Open: func() (ca.Store, error) {
+			return secretStore(t, c.Cluster, namespace, c.ClientOf(t, namespace, "ca")), nil
+		}}
+	})
 }
 
 // testReplicas starts eight replicas of a CA at the same moment, and has all of them rotate at the same moment. There is one

@@ -3,17 +3,23 @@ package peers_test
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"database/sql"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	_ "modernc.org/sqlite" // the driver "sqlite"
 
@@ -22,6 +28,9 @@ import (
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/sqlstore"
+	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/spiffetest"
+	"github.com/svidkit/svidkit/spiffe/spiffetls"
 )
 
 // A wire is a proxy between the stores and a server of a database.
@@ -309,4 +318,213 @@ func TestSQLStore(t *testing.T) {
 			}
 		})
 	})
+}
+
+// What the database makes unfit, the store refuses, with what to do. Nothing of it looks like a CA that is not there, and
+// all of it passes.
+func TestSQLStoreRefuses(t *testing.T) {
+	t.Parallel()
+	type trouble struct{ make, end, load, save string } // statements, and what the errors say
+	const missing, denied = "there is no such table: run the statements of the schema", "lacks a right: grant it the role"
+	for dialect, c := range map[string]struct {
+		start    func(testing.TB, ...string) *peers.Database
+		troubles []trouble
+		denied   []string // statements that the role of the schema does not allow
+	}{
+		"PostgreSQL": {peers.NewPostgreSQL, []trouble{
+			{"ALTER TABLE svidkit_ca RENAME TO away", "ALTER TABLE away RENAME TO svidkit_ca", missing, missing},
+			{"REVOKE svidkit_ca FROM issuer", "GRANT svidkit_ca TO issuer", denied, denied},
+			{"ALTER ROLE issuer SET synchronous_commit = off", "ALTER ROLE issuer RESET ALL", "as synchronous_commit is off", ""},
+			{"ALTER ROLE issuer SET default_transaction_read_only = on", "ALTER ROLE issuer RESET ALL", "",
+				"the server is a read replica: connect to the primary"},
+		}, []string{
+			"DELETE FROM svidkit_ca", "TRUNCATE svidkit_ca", "DROP TABLE svidkit_ca", "ALTER TABLE svidkit_ca ADD COLUMN x text",
+			"ALTER TABLE svidkit_ca DISABLE TRIGGER changed", "CREATE TABLE other ()", "DROP FUNCTION svidkit_ca_changed",
+			"CREATE RULE r AS ON UPDATE TO svidkit_ca DO INSTEAD NOTHING", "SELECT * FROM private",
+		}},
+		"MariaDB": {peers.NewMariaDB, []trouble{
+			{"RENAME TABLE svidkit_ca TO away", "RENAME TABLE away TO svidkit_ca", missing, missing},
+			{"REVOKE UPDATE ON svidkit_ca FROM svidkit_ca", "GRANT UPDATE ON svidkit_ca TO svidkit_ca", "", denied},
+			{"REVOKE SELECT ON svidkit_ca FROM svidkit_ca", "GRANT SELECT ON svidkit_ca TO svidkit_ca", denied, denied},
+			{"SET GLOBAL read_only = ON", "SET GLOBAL read_only = OFF", "as it is a read replica", "is a read replica: connect"},
+			{"SET GLOBAL innodb_flush_log_at_trx_commit = 2", "SET GLOBAL innodb_flush_log_at_trx_commit = 1",
+				"as innodb_flush_log_at_trx_commit is not 1", ""},
+		}, []string{
+			"DELETE FROM svidkit_ca", "TRUNCATE svidkit_ca", "DROP TABLE svidkit_ca", "ALTER TABLE svidkit_ca ADD COLUMN x text",
+			"CREATE TABLE other (x int)", "CREATE TRIGGER r BEFORE UPDATE ON svidkit_ca FOR EACH ROW SET NEW.data = ''",
+			"SELECT * FROM private", "RENAME TABLE svidkit_ca TO away",
+		}},
+	} {
+		t.Run(dialect, func(t *testing.T) {
+			t.Parallel()
+			p := newSQLPlace(t, c.start)
+			p.Admin(t, "CREATE TABLE private (x int)")
+			open := func() ca.Store { return p.store(t, p.Addr) }
+			version := must.Get(open().Save(t.Context(), item("", "a")))(t)
+			for _, tt := range c.troubles {
+				p.Admin(t, tt.make)
+				for want, err := range map[string]error{
+					tt.load: must.Err(open().Load(t.Context())), tt.save: must.Err(open().Save(t.Context(), item("wrong", "b"))),
+				} {
+					if want != "" {
+						must.Fail(t, err, want)
+						assert.NotErrorIs(t, err, ca.ErrNoRecord)
+						assert.NotErrorIs(t, err, ca.ErrUnfit)
+						assert.NotErrorIs(t, err, ca.ErrConflict)
+					}
+				}
+				p.Admin(t, tt.end)
+				require.Equal(t, version, must.Get(open().Load(t.Context()))(t).Version)
+			}
+			db := p.Open(t, "issuer", "svidkit")
+			defer db.Close()
+			for _, statement := range c.denied {
+				_, err := db.Exec(statement)
+				assert.Error(t, err, statement)
+				assert.Regexp(t, "permission denied|must be owner|denied to user", fmt.Sprint(err), statement)
+			}
+			require.Equal(t, version, must.Get(open().Load(t.Context()))(t).Version)
+
+			// The same user has another record in the same table, and none in that of another schema.
+			p.options.Name = "CA"
+			require.ErrorIs(t, must.Err(open().Load(t.Context())), ca.ErrNoRecord)
+			p.options.Table = "elsewhere.ca"
+			p.Admin(t, "CREATE SCHEMA elsewhere")
+			p.Admin(t, must.Get(sqlstore.Schema(p.options))(t))
+			must.Fail(t, must.Err(open().Load(t.Context())), denied)
+			p.NewUser(t, "other", "elsewhere_ca")
+			db = p.Open(t, "other", map[string]string{"postgres": "svidkit", "mysql": "elsewhere"}[p.Dialect])
+			defer db.Close()
+			other := must.Get(sqlstore.New(db, p.options))(t)
+			must.Get(other.Save(t.Context(), item("", "b")))(t)
+			require.Len(t, must.Get(other.Load(t.Context()))(t).Data(), 1)
+		})
+	}
+}
+
+func item(version, value string) ca.Record {
+	return ca.NewRecord(version, map[string][]byte{"svidkit-x": []byte(value)})
+}
+
+// A primary that was replaced without learning of it answers no more: it cannot know whether what it has is the latest.
+// A primary whose standby is away shows nothing that the standby does not have.
+func TestSQLStoreReplacedPrimary(t *testing.T) {
+	t.Parallel()
+	p := newSQLPlace(t, peers.NewPostgreSQL)
+	standby := p.NewStandby(t)
+	old, by := p.store(t, p.Addr), p.store(t, standby.Addr)
+	version := must.Get(old.Save(t.Context(), item("", "a")))(t)
+	must.Fail(t, must.Err(by.Load(t.Context())), "as it is a read replica: connect to the primary")
+	must.Fail(t, must.Err(by.Save(t.Context(), item(version, "b"))), "is a read replica: connect to the primary")
+	short := func() context.Context {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		t.Cleanup(cancel)
+		return ctx
+	}
+
+	standby.Pause(t)
+	require.ErrorIs(t, must.Err(old.Save(short(), item(version, "b"))), context.DeadlineExceeded)
+	require.Eventually(t, func() bool { // as the driver cancels the wait
+		return strings.Contains(p.Admin(t, "SELECT data FROM svidkit_ca"), "Yg==")
+	}, time.Minute, 20*time.Millisecond)
+	require.ErrorIs(t, must.Err(old.Load(short())), context.DeadlineExceeded)
+	standby.Resume(t)
+	r := must.Get(old.Load(t.Context()))(t)
+	assert.Equal(t, "b", string(r.Data()["svidkit-x"]))
+
+	standby.Promote(t)
+	latest := must.Get(by.Save(t.Context(), item(r.Version, "c")))(t)
+	require.ErrorIs(t, must.Err(old.Load(short())), context.DeadlineExceeded)
+	require.Equal(t, latest, must.Get(by.Load(t.Context()))(t).Version)
+}
+
+// Notices come again after the connection for them was lost.
+func TestSQLStoreListensAgain(t *testing.T) {
+	t.Parallel()
+	p := newSQLPlace(t, peers.NewPostgreSQL)
+	var log strings.Builder
+	p.options.Poll, p.options.Listen = time.Hour, listen(p.DSN("issuer", "svidkit"))
+	p.options.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	s := p.store(t)
+	calls := make(chan struct{}, 100)
+	ctx, stop := context.WithCancel(t.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		s.(interface {
+			Watch(ctx context.Context, changed func())
+		}).Watch(ctx, func() { calls <- struct{}{} })
+	})
+	<-calls // at the start
+	version := ""
+	for range 2 {
+		version = must.Get(p.store(t).Save(t.Context(), item(version, "x")))(t)
+		<-calls
+		const those = "FROM pg_stat_activity WHERE usename = 'issuer' AND query LIKE 'LISTEN%'"
+		require.Eventually(t, func() bool { return p.Admin(t, "SELECT count(*) "+those) == "1\n" }, time.Minute, 20*time.Millisecond)
+		p.Admin(t, "SELECT pg_terminate_backend(pid) "+those)
+	}
+	stop()
+	watching.Wait()
+	assert.Contains(t, log.String(), "no notices of the database")
+	assert.Empty(t, calls, "it is called for changes alone")
+}
+
+// The database takes clients with an identity of ours, and no other, and the store goes on when both sides have new
+// ones.
+func TestSQLStoreTLS(t *testing.T) {
+	t.Parallel()
+	issuer := spiffetest.NewCA(t, "example.org")
+	config := func(issuer *spiffetest.CA) *tls.Config {
+		endpoint := must.Get(spiffetls.New(spiffetls.Config{
+			Self: issuer.SVID("/ca", backdate), Peers: issuer.Bundle(), Allow: spiffe.AllowIDs(databaseID),
+		}))(t)
+		return must.Get(endpoint.ClientConfig())(t)
+	}
+	for dialect, start := range map[string]func(testing.TB, ...string) *peers.Database{
+		"PostgreSQL": peers.NewPostgreSQL, "MariaDB": peers.NewMariaDB,
+	} {
+		t.Run(dialect, func(t *testing.T) {
+			t.Parallel()
+			p := newSQLPlace(t, start)
+			cert, key := must.Get2(issuer.SVID("/db", backdate).MarshalPEM())(t)
+			var files []any
+			for i, content := range [][]byte{cert, key, issuer.Bundle().MarshalPEM()} {
+				files = append(files, p.Write(t, fmt.Sprint(i, ".pem"), string(content)))
+			}
+			if p.Dialect == "postgres" {
+				p.Write(t, "run/data/pg_hba.conf", "host all postgres 127.0.0.1/32 trust\n"+
+					"hostssl all issuer 127.0.0.1/32 trust clientcert=verify-ca\n")
+				p.Configure(t, fmt.Sprintf("ssl = on\nssl_cert_file = '%s'\nssl_key_file = '%s'\nssl_ca_file = '%s'", files...))
+			} else {
+				p.Configure(t, fmt.Sprintf("ssl-cert=%s\nssl-key=%s\nssl-ca=%s", files...))
+				p.Admin(t, "ALTER USER issuer@'127.0.0.1' REQUIRE X509")
+			}
+			open := func(config *tls.Config) ca.Store {
+				var db *sql.DB
+				if p.Dialect == "postgres" {
+					c := must.Get(pgx.ParseConfig(p.DSN("issuer", "svidkit")))(t)
+					c.TLSConfig = config
+					db = sql.OpenDB(stdlib.GetConnector(*c))
+				} else {
+					c := must.Get(mysql.ParseDSN(p.DSN("issuer", "svidkit")))(t)
+					c.TLS, c.Logger = config, new(mysql.NopLogger)
+					db = sql.OpenDB(must.Get(mysql.NewConnector(c))(t))
+				}
+				t.Cleanup(func() { _ = db.Close() })
+				return must.Get(sqlstore.New(db, p.options))(t)
+			}
+			s := open(config(issuer))
+			must.Get(s.Save(t.Context(), item("", "a")))(t)
+			must.Get(s.Load(t.Context()))(t)
+			other := spiffetest.NewCA(t, "example.org")
+			for name, config := range map[string]*tls.Config{
+				"no TLS": nil, "no certificate": {InsecureSkipVerify: true}, "another server": config(other),
+				"another CA": withCert(other.SVID("/ca", backdate)),
+			} {
+				err := must.Err(open(config).Load(t.Context()))
+				require.Error(t, err, name)
+				assert.NotErrorIs(t, err, ca.ErrNoRecord)
+			}
+		})
+	}
 }
