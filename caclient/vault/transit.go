@@ -80,7 +80,7 @@ type TransitOptions struct {
 // A token of the Endpoint that is not for a login is renewed when a third of its life is over, by the next call. So it
 // can be a periodic one (bao token create -orphan -period=768h -policy=ca), which lasts for as long as calls come, if
 // a policy allows "update" for auth/token/renew-self, as the one named default does. A token with a last day ends on
-// it. Logins are renewed as [Options] say.
+// it. Logins are renewed as [Options] say; the method cert of OpenBao wants a certificate with a common name.
 //
 // A login with an SVID of the very CA whose keys are here is a circle: if the SVID expires while the engine is away,
 // there is no login to sign the next one. Keep a second login for that day: a token, or a certificate of another CA.
@@ -120,8 +120,8 @@ func NewTransit(o TransitOptions) (*Transit, error) {
 }
 
 // ask sends a request to the engine. active makes a standby forward it, by asking for a wrapped answer, which only the
-// active server can make; then there is no answer to read. The Status is that of an answer that is an error. No error
-// wraps another one, of package fs, such as that of a token's file.
+// active server can make; then there is no answer to read. The Status is that of an answer that is an error. The error
+// is a [*caclient.Error], unless ctx is done, and wraps no cause, which may be one of package fs for a token's file.
 func (t *Transit) ask(
 	ctx context.Context, op, method, path string, active bool, body, answer any) (s caconn.Status, err error) {
 	r := caconn.Request{Op: op, Method: method, Path: path, Body: body}
@@ -249,7 +249,7 @@ func (t *Transit) Key(ctx context.Context, name string) (crypto.Signer, error) {
 	return t.signer(op, name, a)
 }
 
-// Destroy implements ca.Custodian. It sets the key's deletion_allowed first.
+// Destroy implements ca.Custodian. It sets the key's deletion_allowed first. Backups of the engine still have the key.
 func (t *Transit) Destroy(ctx context.Context, name string) error {
 	op, path := "destroy key "+name, t.mount+"/keys/"+name
 	_, err := t.read(ctx, op, name)
@@ -363,20 +363,17 @@ func (t *Transit) Seal(ctx context.Context, secret, associated []byte) ([]byte, 
 // Unseal implements ca.Sealer.
 func (t *Transit) Unseal(ctx context.Context, sealed, associated []byte) ([]byte, error) {
 	not := fmt.Errorf("vault: decrypt: %w: the key %s at %s did not seal this", fs.ErrInvalid, t.sealKey, t.mounted)
-	parts := box.FindSubmatch(sealed)
-	if parts == nil {
+	text := box.ReplaceAllString(string(sealed), "$1") // the engine would not mind the bits at the end
+	if _, err := base64.StdEncoding.Strict().DecodeString(text); err != nil || text == string(sealed) {
 		return nil, not
-	}
-	if _, err := base64.StdEncoding.Strict().DecodeString(string(parts[1])); err != nil {
-		return nil, not // the engine would not mind the bits at the end
 	}
 	a, s, err := t.seal(ctx, "decrypt", map[string]any{"ciphertext": string(sealed), "associated_data": associated})
 	switch {
 	case s.Code == http.StatusBadRequest && strings.Contains(s.Message, "message authentication failed"):
 		err = not
 	case s.Code == http.StatusBadRequest: // perhaps because there is no key
-		_, missing := t.read(ctx, "decrypt", t.sealKey)
-		err = cmp.Or(missing, err)
+		_, gone := t.read(ctx, "decrypt", t.sealKey)
+		err = cmp.Or(gone, err)
 	case err == nil && len(a.Data.Plaintext) == 0:
 		err = t.conn.Error("decrypt", caclient.ErrBadAnswer, errors.New("there is no plaintext"))
 	}

@@ -1,6 +1,7 @@
 package vault_test
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/rand"
@@ -125,8 +126,10 @@ func TestTransitWire(t *testing.T) {
 	)
 	want = append(want, create("ed25519")...)
 	want = append(want, "POST "+sign+` {"input":"bWVzc2FnZQ==","key_version":1}`,
-		"GET /v1/sys/internal/ui/mounts/transit", `POST /v1/transit/encrypt/seal {"associated_data":"YQ==","plaintext":"c2VjcmV0"}`,
-		"GET /v1/sys/internal/ui/mounts/transit", `POST /v1/transit/decrypt/seal {"associated_data":"YQ==","ciphertext":"`+string(box)+`"}`)
+		"GET /v1/sys/internal/ui/mounts/transit",
+		`POST /v1/transit/encrypt/seal {"associated_data":"YQ==","plaintext":"c2VjcmV0"}`,
+		"GET /v1/sys/internal/ui/mounts/transit",
+		`POST /v1/transit/decrypt/seal {"associated_data":"YQ==","ciphertext":"`+string(box)+`"}`)
 	assert.Equal(t, want, got)
 }
 
@@ -516,4 +519,71 @@ func TestTransitBadOptions(t *testing.T) {
 	})
 	passes(t, "elsewhere", must.Err(c.Key(t.Context(), keyName)))
 	assert.Equal(t, "GET /v1/sys/internal/ui/mounts/a/b", s.Paths()[len(s.Paths())-1])
+}
+
+// FuzzTransitAnswers gives one status and one body to every request about a key, in the place of OpenBao.
+func FuzzTransitAnswers(f *testing.F) {
+	engine := cafake.NewTransit()
+	c := newTransit(f, engine.Script)
+	must.Get(c.NewKey(f.Context(), keyName, "ecdsa-p256"))(f)
+	box := must.Get(c.Seal(f.Context(), make([]byte, 32), nil))(f)
+	read := must.Get(http.NewRequest(http.MethodGet, "/v1/transit/keys/"+keyName, nil))(f)
+	_, known := engine.Engine(cafake.Call{Request: read})
+	for _, body := range []any{
+		"", "{", doc{}, doc{"data": nil}, known, doc{"data": doc{"keys": []string{keyName, "x"}}},
+		doc{"data": doc{"type": "ed25519", "keys": doc{"1": doc{"public_key": ""}}}},
+		doc{"data": doc{"signature": "vault:v1:AAAA"}}, doc{"data": doc{"signature": "vault:v2:AAAA"}},
+		doc{"data": doc{"ciphertext": string(box)}}, doc{"data": doc{"plaintext": "AAAA"}},
+		cafake.Errors(), cafake.Errors("permission denied", secret), doc{"errors": "x"},
+		cafake.Errors("cipher: message authentication failed"),
+		cafake.Errors("invalid ciphertext: version is too new"),
+	} {
+		for _, code := range []int{200, 204, 400, 403, 404, 503} {
+			f.Add(code, must.Get(cafake.Text(body))(f))
+		}
+	}
+	f.Fuzz(func(t *testing.T, code int, body string) {
+		if code < 200 || code > 999 {
+			code = 200
+		}
+		engine, missing := cafake.NewTransit(), code == 404 && strings.Contains(body, "[]")
+		engine.Answer = noRenewal(func(c cafake.Call) (int, any) {
+			if strings.Contains(c.URL.Path, "/v1/transit/") {
+				return code, body
+			}
+			return engine.Engine(c)
+		})
+		c := newTransit(t, engine.Script)
+		judge := func(err error, certain error, may bool) bool {
+			if err == nil {
+				return true
+			}
+			if !may || !errors.Is(err, certain) {
+				passes(t, "", err)
+			}
+			require.NotContains(t, err.Error(), secret)
+			require.Less(t, len(err.Error()), 2000)
+			return false
+		}
+		key, err := c.Key(t.Context(), keyName)
+		if judge(err, fs.ErrNotExist, missing) {
+			require.NotNil(t, key.Public())
+			_, err = key.Sign(rand.Reader, make([]byte, 32), crypto.SHA256)
+			judge(err, errors.ErrUnsupported, true)
+		} else {
+			require.Nil(t, key)
+		}
+		_, err = c.NewKey(t.Context(), keyName, "ecdsa-p384")
+		judge(err, cmp.Or(map[bool]error{true: fs.ErrNotExist}[missing], fs.ErrExist), missing || code < 300)
+		names, err := c.Keys(t.Context(), keyName)
+		judge(err, nil, false)
+		for _, name := range names {
+			require.True(t, strings.HasPrefix(name, keyName))
+		}
+		judge(c.Destroy(t.Context(), keyName), nil, false)
+		_, err = c.Seal(t.Context(), make([]byte, 32), nil)
+		judge(err, nil, false)
+		_, err = c.Unseal(t.Context(), box, nil)
+		judge(err, fs.ErrInvalid, code == 400 && strings.Contains(body, "authentication"))
+	})
 }
