@@ -705,7 +705,8 @@ func prepared(t *testing.T, d *peers.Database) {
 
 // postgres is a primary of PostgreSQL with a synchronous standby, which takes its place now and then.
 func postgres(t *testing.T) soakBackend {
-	primary := peers.NewPostgreSQL(t)
+	// Reads and writes wait for the standby, which by default connects again after five seconds only.
+	primary := peers.NewPostgreSQL(t, "wal_retrieve_retry_interval = '100ms'")
 	prepared(t, primary)
 	standby := primary.NewStandby(t)
 	store := "postgres " + primary.DSN("issuer", "svidkit", primary.Addr, standby.Addr)
