@@ -35,7 +35,6 @@
 //	spiffe/report           what a part says of its state, for health and for status pages
 //	spiffe/spiffegrpc       credentials and interceptors for grpc-go; a module of its own
 //	spiffe/gospiffe         adapters to and from go-spiffe; a module of its own
-//	spiffe/exp/broker       client and server of the SPIFFE Broker API (experimental)
 //	spiffe/exp/witsvid      WIT-SVIDs and their proofs of possession (experimental)
 //	spiffe/exp/broker       the Broker API, for a proxy or agent that speaks for workloads (experimental)
 //
@@ -53,7 +52,9 @@
 //	pki/ca                  a certificate authority: stores, rotation, JWT-SVIDs, audit, limits
 //	pki/ca/auditlog         a durable record of what it signed
 //	pki/ca/kubesecret       its store in a Kubernetes Secret
-//	pki/ca/sqlstore         its store in a database
+//	pki/ca/sqlstore         its store in a database: PostgreSQL, MariaDB, MySQL, SQLite
+//	pki/pkcs11key           its keys in an HSM, by PKCS#11; a module of its own
+//	pki/tpmkey              its keys, and those of workloads, in a TPM 2.0; a module of its own
 //	pki/ra                  a registration authority over the signers of Kubernetes
 //	pki/caserver            a server for a CA
 //	pki/caserver/istioca    Istio's certificate API
@@ -62,7 +63,7 @@
 //	caclient/local          a CA in the same process
 //	caclient/istioca        a CA with Istio's API
 //	caclient/stepca         step-ca
-//	caclient/vault          the PKI engine of Vault and OpenBao
+//	caclient/vault          the PKI engine of Vault and OpenBao; the keys of a CA in their transit engine
 //	caclient/googlecas      Google's Certificate Authority Service
 //
 // For callers, and for what proves a program:
@@ -88,7 +89,6 @@
 //	spiffe/spiffetest/federationtest   a bundle endpoint with faults
 //	caclient/caclienttest              Istio's and Linkerd's CA with faults, and the suite that every client passes
 //	caclient/caclienttest/custodiantest  the suites that every custodian of keys and every sealer passes
-//	caclient/caclienttest/storetest    the suite that every store of a CA passes
 //	sds/sdstest                        a conformance suite and a model test for SDS servers
 //
 // Packages are independent: each can be imported alone, siblings do not import each other, and no two of the

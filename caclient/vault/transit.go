@@ -323,9 +323,8 @@ func (s *signer) Sign(_ io.Reader, digest []byte, opts crypto.SignerOpts) ([]byt
 	return signature, nil
 }
 
-// box is a ciphertext of AES-GCM: the version of the key, then the nonce, the ciphertext and the tag, of which there
-// are at least 28 bytes.
-var box = regexp.MustCompile(`^vault:v[1-9][0-9]{0,8}:([A-Za-z0-9+/]{38,}={0,2})$`)
+// box is a ciphertext: the version of the key, and in base64 a nonce of 12 bytes, a secret of 32, and a tag of 16.
+var box = regexp.MustCompile(`^vault:v[1-9][0-9]{0,8}:[A-Za-z0-9+/]{80}$`)
 
 // sealAnswer is the answer of encrypt/NAME and decrypt/NAME.
 type sealAnswer struct {
@@ -357,14 +356,13 @@ func (t *Transit) Seal(ctx context.Context, secret, associated []byte) ([]byte, 
 	if err == nil && box.MatchString(a.Data.Ciphertext) {
 		return []byte(a.Data.Ciphertext), nil
 	}
-	return nil, cmp.Or[error](err, t.conn.Error("encrypt", caclient.ErrBadAnswer, errors.New("there is no ciphertext")))
+	return nil, cmp.Or[error](err, t.conn.Error("encrypt", caclient.ErrBadAnswer, errors.New("there is no sealed secret of 32 bytes")))
 }
 
 // Unseal implements ca.Sealer.
 func (t *Transit) Unseal(ctx context.Context, sealed, associated []byte) ([]byte, error) {
 	not := fmt.Errorf("vault: decrypt: %w: the key %s at %s did not seal this", fs.ErrInvalid, t.sealKey, t.mounted)
-	text := box.ReplaceAllString(string(sealed), "$1") // the engine would not mind the bits at the end
-	if _, err := base64.StdEncoding.Strict().DecodeString(text); err != nil || text == string(sealed) {
+	if !box.Match(sealed) { // the engine is less strict
 		return nil, not
 	}
 	a, s, err := t.seal(ctx, "decrypt", map[string]any{"ciphertext": string(sealed), "associated_data": associated})
@@ -374,8 +372,11 @@ func (t *Transit) Unseal(ctx context.Context, sealed, associated []byte) ([]byte
 	case s.Code == http.StatusBadRequest: // perhaps because there is no key
 		_, gone := t.read(ctx, "decrypt", t.sealKey)
 		err = cmp.Or(gone, err)
-	case err == nil && len(a.Data.Plaintext) == 0:
-		err = t.conn.Error("decrypt", caclient.ErrBadAnswer, errors.New("there is no plaintext"))
+	case err == nil && len(a.Data.Plaintext) != 32:
+		err = t.conn.Error("decrypt", caclient.ErrBadAnswer, errors.New("there is no secret of 32 bytes"))
 	}
-	return a.Data.Plaintext, err
+	if err != nil {
+		return nil, err
+	}
+	return a.Data.Plaintext, nil
 }

@@ -38,6 +38,8 @@ var (
 	_ ca.Sealer    = (*vault.Transit)(nil)
 )
 
+const sealedBefore = "a secret that was sealed before."
+
 const keyName = "svidkit-00112233445566778899aabbccddeeff-0011223344556677"
 
 func newTransit(t testing.TB, s *cafake.Script, edit ...func(*vault.TransitOptions)) *vault.Transit {
@@ -100,7 +102,7 @@ func TestTransitWire(t *testing.T) {
 	must.Get(c.Keys(t.Context(), "svidkit-"))(t)
 	require.NoError(t, c.Destroy(t.Context(), keyName))
 	must.Get(must.Get(c.NewKey(t.Context(), keyName, "ed25519"))(t).Sign(nil, []byte("message"), crypto.Hash(0)))(t)
-	box := must.Get(c.Seal(t.Context(), []byte("secret"), []byte("a")))(t)
+	box := must.Get(c.Seal(t.Context(), make([]byte, 32), []byte("a")))(t)
 	must.Get(c.Unseal(t.Context(), box, []byte("a")))(t)
 	const keys, sign = "/v1/transit/keys/" + keyName, "/v1/transit/sign/" + keyName
 	const body = ` {"hash_algorithm":"sha2-256","input":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=",` +
@@ -127,7 +129,7 @@ func TestTransitWire(t *testing.T) {
 	want = append(want, create("ed25519")...)
 	want = append(want, "POST "+sign+` {"input":"bWVzc2FnZQ==","key_version":1}`,
 		"GET /v1/sys/internal/ui/mounts/transit",
-		`POST /v1/transit/encrypt/seal {"associated_data":"YQ==","plaintext":"c2VjcmV0"}`,
+		`POST /v1/transit/encrypt/seal {"associated_data":"YQ==","plaintext":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}`,
 		"GET /v1/sys/internal/ui/mounts/transit",
 		`POST /v1/transit/decrypt/seal {"associated_data":"YQ==","ciphertext":"`+string(box)+`"}`)
 	assert.Equal(t, want, got)
@@ -273,10 +275,10 @@ func TestTransitOperator(t *testing.T) {
 	must.Get(c.Seal(t.Context(), make([]byte, 32), nil))(t)
 	_, err := c.Key(t.Context(), "seal")
 	passes(t, "a key that seals", err)
-	box := must.Get(c.Seal(t.Context(), []byte("before"), nil))(t)
+	box := must.Get(c.Seal(t.Context(), []byte(sealedBefore), nil))(t)
 	engine.Rotate("seal")
-	assert.Equal(t, "before", string(must.Get(c.Unseal(t.Context(), box, nil))(t)))
-	assert.Contains(t, string(must.Get(c.Seal(t.Context(), []byte("after"), nil))(t)), "vault:v2:")
+	assert.Equal(t, sealedBefore, string(must.Get(c.Unseal(t.Context(), box, nil))(t)))
+	assert.Contains(t, string(must.Get(c.Seal(t.Context(), make([]byte, 32), nil))(t)), "vault:v2:")
 	newer := strings.Replace(string(box), "vault:v1:", "vault:v3:", 1)
 	passes(t, "a version that the engine does not know", must.Err(c.Unseal(t.Context(), []byte(newer), nil)))
 
@@ -331,6 +333,21 @@ func TestTransitSignatures(t *testing.T) {
 		signature, err := key.Sign(rand.Reader, make([]byte, 32), crypto.SHA256)
 		require.ErrorIs(t, err, caclient.ErrBadAnswer, name)
 		assert.Nil(t, signature)
+	}
+	for name, answer := range map[string]any{
+		"nothing": "", "object": doc{}, "no data": doc{"data": nil}, "text": doc{"data": doc{"ciphertext": "x"}},
+		"short": doc{"data": doc{"ciphertext": "vault:v1:AAAA", "plaintext": "AAAA"}},
+		"empty": doc{"data": doc{"ciphertext": "", "plaintext": ""}},
+	} {
+		box := "vault:v1:" + strings.Repeat("A", 80)
+		engine.Answer = func(c cafake.Call) (int, any) {
+			if strings.Contains(c.URL.Path, "crypt") {
+				return 200, answer
+			}
+			return engine.Engine(c)
+		}
+		require.ErrorIs(t, must.Err(c.Unseal(t.Context(), []byte(box), nil)), caclient.ErrBadAnswer, name)
+		require.ErrorIs(t, must.Err(c.Seal(t.Context(), make([]byte, 32), nil)), caclient.ErrBadAnswer, name)
 	}
 	assert.Equal(t, "vault key "+keyName+"ecdsa-p256", fmt.Sprint(key))
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%d"} {

@@ -20,19 +20,17 @@ import (
 const release = "v0.1.0"
 
 // TestRelease has the modules as a stranger has them: zipped as the module proxy does it, and without the replace
-// directives of this repository. In an empty module "go get" adds the root and the two nested modules, the program of
+// directives of this repository. In an empty module "go get" adds the root and the nested modules, the program of
 // README.md builds, and its test passes.
 func TestRelease(t *testing.T) {
 	t.Parallel()
 	const root = "github.com/svidkit/svidkit"
 	repository := must.Get(filepath.Abs("../.."))(t)
 	proxy, dir := t.TempDir(), t.TempDir()
-	for path, folder := range map[string]string{
-		root:                        "",
-		root + "/spiffe/spiffegrpc": "spiffe/spiffegrpc",
-		root + "/spiffe/gospiffe":   "spiffe/gospiffe",
-	} {
-		publish(t, proxy, module.Version{Path: path, Version: release}, filepath.Join(repository, folder))
+	nested := []string{"spiffe/spiffegrpc", "spiffe/gospiffe", "pki/tpmkey", "pki/pkcs11key"}
+	publish(t, proxy, module.Version{Path: root, Version: release}, repository)
+	for _, folder := range nested {
+		publish(t, proxy, module.Version{Path: root + "/" + folder, Version: release}, filepath.Join(repository, folder))
 	}
 
 	files := must.Get(readme.Snippets(repository))(t)
@@ -41,6 +39,8 @@ func TestRelease(t *testing.T) {
 		"adapters.go": `package program
 
 import (
+	_ "` + root + `/pki/pkcs11key"
+	_ "` + root + `/pki/tpmkey"
 	_ "` + root + `/spiffe/gospiffe"
 	_ "` + root + `/spiffe/spiffegrpc"
 )
@@ -60,18 +60,22 @@ import (
 		"GOWORK=off", "GOFLAGS=-modcacherw -trimpath", "GOMODCACHE=" + t.TempDir(), "GONOSUMDB=" + root, "GONOPROXY=none", "GOPRIVATE=",
 		"GOPROXY=" + fileURL(proxy) + "," + fileURL(filepath.Join(cache, "cache", "download")) + "," + usual,
 	}
-	run(t, dir, env, "go", "get", root+"@"+release, root+"/spiffe/spiffegrpc@"+release, root+"/spiffe/gospiffe@"+release)
+	get := []string{"get", root + "@" + release}
+	for _, folder := range nested {
+		get = append(get, root+"/"+folder+"@"+release)
+	}
+	run(t, dir, env, "go", get...)
 	run(t, dir, env, "go", "get", "-t", "./...")
 	run(t, dir, env, "go", "build", "./...")
 	run(t, dir, env, "go", "test", "./...")
 
 	// Each nested module alone brings the root of its own version.
-	for _, nested := range []string{"spiffe/spiffegrpc", "spiffe/gospiffe"} {
+	for _, folder := range nested {
 		alone := t.TempDir()
 		require.NoError(t, os.WriteFile(filepath.Join(alone, "go.mod"), []byte("module stranger.test/alone\n\ngo 1.26.0\n"), 0o600))
-		run(t, alone, env, "go", "get", root+"/"+nested+"@"+release)
+		run(t, alone, env, "go", "get", root+"/"+folder+"@"+release)
 		got := run(t, alone, env, "go", "list", "-m", "-f", "{{.Version}}", root)
-		require.Equal(t, release, strings.TrimSpace(got), nested)
+		require.Equal(t, release, strings.TrimSpace(got), folder)
 	}
 }
 

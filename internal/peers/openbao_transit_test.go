@@ -94,6 +94,8 @@ func allRefuse(t *testing.T, name string, c *vault.Transit, box []byte, kind err
 	refuses(t, name+", unseal", err, kind)
 }
 
+const sealedBefore = "a secret that was sealed before."
+
 const transitKey = "svidkit-00112233445566778899aabbccddeeff-0011223344556677"
 
 // signs has a key sign, and verifies that.
@@ -316,10 +318,10 @@ func TestOpenBaoTransitOperator(t *testing.T) {
 	refuses(t, "a key that does not sign", err, caclient.ErrBadAnswer)
 
 	// The key that seals is rotated, and its old version is taken away.
-	box := must.Get(c.Seal(t.Context(), []byte("before"), []byte("a")))(t)
+	box := must.Get(c.Seal(t.Context(), []byte(sealedBefore), []byte("a")))(t)
 	operate("seal", "rotate", nil)
-	require.Equal(t, "before", string(must.Get(c.Unseal(t.Context(), box, []byte("a")))(t)))
-	require.Contains(t, string(must.Get(c.Seal(t.Context(), []byte("after"), nil))(t)), "vault:v2:")
+	require.Equal(t, sealedBefore, string(must.Get(c.Unseal(t.Context(), box, []byte("a")))(t)))
+	require.Contains(t, string(must.Get(c.Seal(t.Context(), make([]byte, 32), nil))(t)), "vault:v2:")
 	newer := strings.Replace(string(box), "vault:v1:", "vault:v3:", 1)
 	refuses(t, "a version from the future", must.Err(c.Unseal(t.Context(), []byte(newer), nil)), caclient.ErrInvalid)
 	operate("seal", "config", doc{"min_decryption_version": 2})
