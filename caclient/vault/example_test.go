@@ -6,6 +6,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/vault"
+	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -33,4 +34,25 @@ func Example() {
 	// Output:
 	// vault.CA(https://vault.vault.svc:8200)
 	// secretcache.Manager(spiffe://example.org/web)
+}
+
+// A CA whose private keys are in OpenBao, and whose record in the store is sealed there.
+func ExampleNewTransit() {
+	custodian, err := vault.NewTransit(vault.TransitOptions{
+		Endpoint: caclient.Endpoint{
+			URL:       "https://openbao.openbao.svc:8200",
+			TokenFile: "/var/run/secrets/openbao/token", // a periodic one
+		},
+		SealKey: "seal",
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	cfg := ca.Config{
+		TrustDomain: spiffe.MustParseTrustDomain("example.org"),
+		Custody:     ca.Custody{Keys: custodian, Seal: custodian},
+	}
+	fmt.Println(cfg.Custody.Keys)
+	// Output:
+	// vault.Transit(https://openbao.openbao.svc:8200)
 }

@@ -153,7 +153,7 @@ func (t *Transit) read(ctx context.Context, op, name string) (a keyAnswer, err e
 		}
 		s, err = t.ask(ctx, op, http.MethodGet, path, true, nil, nil)
 		if missing(s) {
-			err = cmp.Or(t.isTransit(ctx, op), fmt.Errorf("vault: %s: %w at %s", op, fs.ErrNotExist, t.mounted))
+			err = cmp.Or(t.isTransit(ctx, op), fmt.Errorf("vault: %s: %s at %s: %w", op, name, t.mounted, fs.ErrNotExist))
 		}
 		if err == nil {
 			err = renew.Sleep(ctx, behindWait) // a standby does not have the key yet
@@ -356,7 +356,8 @@ func (t *Transit) Seal(ctx context.Context, secret, associated []byte) ([]byte, 
 	if err == nil && box.MatchString(a.Data.Ciphertext) {
 		return []byte(a.Data.Ciphertext), nil
 	}
-	return nil, cmp.Or[error](err, t.conn.Error("encrypt", caclient.ErrBadAnswer, errors.New("there is no sealed secret of 32 bytes")))
+	bad := errors.New("there is no sealed secret of 32 bytes")
+	return nil, cmp.Or[error](err, t.conn.Error("encrypt", caclient.ErrBadAnswer, bad))
 }
 
 // Unseal implements ca.Sealer.

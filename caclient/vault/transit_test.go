@@ -129,7 +129,8 @@ func TestTransitWire(t *testing.T) {
 	want = append(want, create("ed25519")...)
 	want = append(want, "POST "+sign+` {"input":"bWVzc2FnZQ==","key_version":1}`,
 		"GET /v1/sys/internal/ui/mounts/transit",
-		`POST /v1/transit/encrypt/seal {"associated_data":"YQ==","plaintext":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}`,
+		`POST /v1/transit/encrypt/seal {"associated_data":"YQ==",`+
+			`"plaintext":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}`,
 		"GET /v1/sys/internal/ui/mounts/transit",
 		`POST /v1/transit/decrypt/seal {"associated_data":"YQ==","ciphertext":"`+string(box)+`"}`)
 	assert.Equal(t, want, got)

@@ -13,6 +13,8 @@
 //	…
 //	m, err := secretcache.New(secretcache.Config{ID: web, CA: ca})
 //
+// [Transit] is a client of their transit engine, which keeps the keys of a CA of package ca.
+//
 // A program that calls the [CA] without package secretcache wraps it with [caclient.New], for deadlines and the check
 // of every answer.
 //

@@ -147,7 +147,8 @@ func TestOpenBaoTransitPolicy(t *testing.T) {
 		{"POST", at + "0", doc{"type": "ecdsa-p256", "exportable": true}},
 		{"POST", at + "0", doc{"type": "ecdsa-p256", "allow_plaintext_backup": true}},
 		{"POST", at + "0", doc{"type": "ed25519", "derived": true}},
-		{"POST", at + "/rotate", doc{}}, {"POST", at + "/trim", doc{"min_available_version": 1}}, {"POST", at + "/import", doc{}},
+		{"POST", at + "/rotate", doc{}}, {"POST", at + "/trim", doc{"min_available_version": 1}},
+		{"POST", at + "/import", doc{}},
 		{"POST", "transit/keys/seal", doc{"type": "aes256-gcm96"}}, {"DELETE", "transit/keys/seal", nil},
 		{"POST", "transit/encrypt/other", doc{"plaintext": "AAAA"}}, {"POST", "transit/restore/other", doc{}},
 		{"POST", "sys/mounts/other", doc{"type": "transit"}}, {"DELETE", "sys/mounts/transit", nil},
@@ -265,7 +266,8 @@ func TestOpenBaoTransitOutages(t *testing.T) {
 	// Tokens.
 	allRefuse(t, "bad token", newTransit(t, b, "s.bad"), box, caclient.ErrUnauthenticated)
 	allRefuse(t, "no token", newTransit(t, b, ""), box, caclient.ErrUnauthenticated)
-	allRefuse(t, "denied", newTransit(t, b, b.Token(t, `path "other" { capabilities = ["read"] }`)), box, caclient.ErrDenied)
+	other := b.Token(t, `path "other" { capabilities = ["read"] }`)
+	allRefuse(t, "denied", newTransit(t, b, other), box, caclient.ErrDenied)
 }
 
 // TestOpenBaoTransitOperator: what an operator does to a key.
@@ -483,4 +485,100 @@ func TestOpenBaoTransitCluster(t *testing.T) {
 	nodes[0].Start(t)
 	require.NoError(t, signs(t, must.Get(clients[0].Key(t.Context(), transitKey+"x"))(t)))
 	require.NoError(t, clients[0].Destroy(t.Context(), transitKey+"x"), "by a standby")
+}
+
+// TestOpenBaoTransitCA: a CA whose keys are in a real OpenBao, and whose record is sealed there, through rotations, a
+// seal and a restart. The store has no key.
+func TestOpenBaoTransitCA(t *testing.T) {
+	t.Parallel()
+	b := peers.NewOpenBao(t)
+	mountTransit(t, b, "")
+	token, dir := b.Token(t, transitPolicy(t)), filepath.Join(t.TempDir(), "ca")
+	open := func(edit ...func(*vault.TransitOptions)) (*ca.Authority, error) {
+		custodian := newTransit(t, b, token, edit...)
+		return ca.Open(t.Context(), ca.Config{
+			TrustDomain: domain, DefaultTTL: 2 * time.Second, MaxTTL: 2 * time.Second, Backdate: time.Second,
+			RefreshHint: time.Second, Rotation: ca.Rotation{Propagation: 2 * time.Second, Manual: true},
+			JWT:    &ca.JWTConfig{DefaultTTL: 2 * time.Second, MaxTTL: 2 * time.Second, Propagation: 2 * time.Second},
+			Create: true, Custody: ca.Custody{Keys: custodian, Seal: custodian},
+		}, must.Get(ca.NewDirStore(dir))(t))
+	}
+	request := func() ca.Request {
+		key := must.Get(pki.NewKey("ecdsa-p256"))(t)
+		return ca.Request{CSR: must.Get(pki.NewCSR(key, pki.CSROptions{}))(t), ID: webID}
+	}
+	issues := func(a *ca.Authority) {
+		t.Helper()
+		chain := must.Get(a.Sign(t.Context(), request()))(t)
+		v := must.Get(spiffe.NewVerifier(a.Bundle(), spiffe.AllowIDs(webID), nil))(t)
+		must.Get(v.VerifyChain(chain, spiffe.ServerRole))(t)
+		must.Get(a.SignJWT(t.Context(), ca.JWTRequest{ID: webID, Audience: []string{"db"}}))(t)
+	}
+	run := func(a *ca.Authority) (stop func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- a.Run(ctx) }()
+		return func() {
+			cancel()
+			require.NoError(t, <-done)
+		}
+	}
+	a := must.Get(open())(t)
+	stop := run(a)
+	issues(a)
+	first := count(a.Bundle().X509Authorities())
+	must.Get(a.Rotate(t.Context()))(t)
+	must.Get(a.RotateJWT(t.Context()))(t)
+	var most int
+	for end := time.Now().Add(40 * time.Second); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		issues(a)
+		most = max(most, count(a.Bundle().X509Authorities()))
+		if most > first && len(keysOf(t, b)) == 2 {
+			break // the old keys are destroyed, after their roots have left the bundle
+		}
+	}
+	require.Equal(t, 2, most)
+	require.Len(t, keysOf(t, b), 2, "one for certificates and one for tokens")
+	require.Empty(t, must.Get(a.Orphans(t.Context()))(t))
+
+	b.Seal(t)
+	_, err := a.Sign(t.Context(), request())
+	require.Error(t, err)
+	t.Logf("sealed: %v", err)
+	b.Unseal(t)
+	issues(a)
+	stop()
+	for _, e := range must.Get(os.ReadDir(dir))(t) {
+		content := must.Get(os.ReadFile(filepath.Join(dir, e.Name())))(t)
+		assert.NotContains(t, string(content), "PRIVATE KEY", e.Name())
+	}
+	again := must.Get(open())(t)
+	stop = run(again)
+	issues(again)
+	stop()
+
+	// Another engine is the wrong one, and a sealed OpenBao is waited for.
+	b.Do(t, "", http.MethodPost, "transit/keys/other", doc{"type": "aes256-gcm96"}, nil)
+	b.Policy(t, "of-a-token", strings.ReplaceAll(transitPolicy(t), "/seal\"", "/+\""))
+	for _, key := range []string{"other", "none"} {
+		_, err = open(func(o *vault.TransitOptions) { o.SealKey = key })
+		require.ErrorIs(t, err, ca.ErrUnfit, key)
+		t.Logf("another key: %v", err)
+	}
+	b.Seal(t)
+	opened := make(chan error, 1)
+	go func() { opened <- must.Err(open()) }()
+	select {
+	case err := <-opened:
+		t.Fatalf("it did not wait: %v", err)
+	case <-time.After(2 * time.Second):
+	}
+	b.Unseal(t)
+	require.NoError(t, <-opened)
+}
+
+// keysOf returns the names of the keys of CAs.
+func keysOf(t testing.TB, b *peers.OpenBao) (names []string) {
+	t.Helper()
+	return must.Get(newTransit(t, b, "root").Keys(t.Context(), "svidkit-"))(t)
 }

@@ -7,7 +7,6 @@ import (
 	"database/sql"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"path/filepath"
 	"strings"
@@ -25,6 +24,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient/caclienttest/storetest"
 	"github.com/svidkit/svidkit/internal/peers"
+	"github.com/svidkit/svidkit/internal/test/logtest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/ca/sqlstore"
@@ -442,9 +442,9 @@ func TestSQLStoreReplacedPrimary(t *testing.T) {
 func TestSQLStoreListensAgain(t *testing.T) {
 	t.Parallel()
 	p := newSQLPlace(t, peers.NewPostgreSQL)
-	var log strings.Builder
+	var log logtest.Buffer
 	p.options.Poll, p.options.Listen = time.Hour, listen(p.DSN("issuer", "svidkit"))
-	p.options.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	p.options.Logger = log.Logger()
 	s := p.store(t)
 	calls := make(chan struct{}, 100)
 	ctx, stop := context.WithCancel(t.Context())

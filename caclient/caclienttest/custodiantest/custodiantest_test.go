@@ -3,9 +3,6 @@ package custodiantest_test
 import (
 	"context"
 	"crypto"
-	"crypto/aes"
-	"crypto/cipher"
-	"crypto/rand"
 	"crypto/rsa"
 	"errors"
 	"fmt"
@@ -15,12 +12,12 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 
 	"github.com/svidkit/svidkit/caclient/caclienttest/custodiantest"
+	"github.com/svidkit/svidkit/internal/test/custodian"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki"
@@ -32,87 +29,76 @@ const faultVariable = "CUSTODIANTEST_FAULT"
 
 var supported = []string{"ecdsa-p256", "ecdsa-p384", "ed25519", "rsa-2048", "rsa-3072"}
 
-// memory is a custodian without protection, with a fault unless that is empty.
+// memory is a custodian with a fault, unless that is empty.
 type memory struct {
+	*custodian.Custodian
 	fault string
-	mu    sync.Mutex
-	keys  map[string]crypto.Signer
 }
 
 func (m *memory) NewKey(ctx context.Context, name, algorithm string) (crypto.Signer, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	_, taken := m.keys[name]
 	switch {
-	case ctx.Err() != nil:
-		return nil, ctx.Err()
-	case taken && m.fault != "replaces":
-		return nil, fs.ErrExist
 	case !slices.Contains(supported, algorithm) && m.fault == "vague":
 		return nil, errors.New("no such algorithm")
 	case !slices.Contains(supported, algorithm):
 		return nil, errors.ErrUnsupported
+	case m.fault == "replaces":
+		_ = m.Custodian.Destroy(ctx, name)
 	}
-	m.keys[name] = must.Do(pki.NewKey(algorithm))
-	return m.signer(m.keys[name]), nil
+	key, err := m.Custodian.NewKey(ctx, name, algorithm)
+	if m.fault == "tells" && err == nil {
+		key = must.Do(pki.NewKey(algorithm))
+		m.Put(name, key)
+		return key, nil
+	}
+	return m.signer(key, err)
 }
 
 func (m *memory) Key(ctx context.Context, name string) (crypto.Signer, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for n, key := range m.keys {
-		if n == name || m.fault == "begins" && strings.HasPrefix(n, name) {
-			if ctx.Err() != nil && m.fault != "hasty" {
-				return nil, ctx.Err()
-			} else if ctx.Err() == nil {
-				return m.signer(key), nil
-			}
+	for _, n := range m.Names() {
+		if m.fault == "begins" && strings.HasPrefix(n, name) {
+			name = n
 		}
 	}
-	return nil, fs.ErrNotExist
+	key, err := m.Custodian.Key(ctx, name)
+	if ctx.Err() != nil && m.fault == "hasty" {
+		err = fs.ErrNotExist
+	}
+	return m.signer(key, err)
 }
 
-func (m *memory) Destroy(_ context.Context, name string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for n := range m.keys {
-		if n == name || m.fault == "sweeps" && n[:40] == name[:40] {
-			delete(m.keys, n)
-			return nil
-		}
-	}
-	if m.fault == "once" {
+func (m *memory) Destroy(ctx context.Context, name string) error {
+	names := m.Names()
+	if m.fault == "once" && !slices.Contains(names, name) {
 		return fs.ErrNotExist
 	}
-	return nil
-}
-
-func (m *memory) Keys(ctx context.Context, prefix string) (names []string, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for n := range m.keys {
-		if m.fault == "lists" || strings.HasPrefix(n, prefix) {
-			names = append(names, n)
+	for _, n := range names {
+		if m.fault == "sweeps" && n[:40] == name[:40] {
+			_ = m.Custodian.Destroy(ctx, n)
 		}
 	}
-	return names, ctx.Err()
+	return m.Custodian.Destroy(ctx, name)
 }
 
-func (m *memory) signer(key crypto.Signer) crypto.Signer {
-	if m.fault == "tells" {
-		return key
+func (m *memory) Keys(ctx context.Context, prefix string) ([]string, error) {
+	if m.fault == "lists" {
+		prefix = ""
 	}
-	return &signer{m.fault, key}
+	return m.Custodian.Keys(ctx, prefix)
+}
+
+func (m *memory) signer(key crypto.Signer, err error) (crypto.Signer, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &signer{m.fault, key}, nil
 }
 
 type signer struct {
 	fault string
-	key   crypto.Signer
+	crypto.Signer
 }
 
-func (s *signer) Public() crypto.PublicKey { return s.key.Public() }
-
-func (s *signer) Sign(_ io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
+func (s *signer) Sign(r io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
 	pss, ok := opts.(*rsa.PSSOptions)
 	switch {
 	case ok && s.fault == "pkcs1":
@@ -122,33 +108,27 @@ func (s *signer) Sign(_ io.Reader, digest []byte, opts crypto.SignerOpts) ([]byt
 	case s.fault == "hash" && opts.HashFunc() == crypto.SHA384:
 		opts = crypto.SHA256
 	}
-	signature, err := s.key.Sign(rand.Reader, digest, opts)
+	signature, err := s.Signer.Sign(r, digest, opts)
 	if s.fault == "cut" && err == nil {
 		signature = signature[:len(signature)-1]
 	}
 	return signature, err
 }
 
-// box is a sealer with a key in memory, with a fault unless that is empty.
+// box is a sealer with a fault, unless that is empty.
 type box struct {
+	*custodian.Custodian
 	fault string
-	aead  cipher.AEAD
 }
 
-func newBox(fault string) *box {
-	key := make([]byte, 32)
-	_, _ = rand.Read(key)
-	return &box{fault, must.Do(cipher.NewGCMWithRandomNonce(must.Do(aes.NewCipher(key))))}
-}
-
-func (b *box) Seal(_ context.Context, secret, associated []byte) ([]byte, error) {
+func (b *box) Seal(ctx context.Context, secret, associated []byte) ([]byte, error) {
 	switch b.fault {
 	case "clear":
-		return append([]byte(nil), secret...), nil
+		return slices.Clone(secret), nil
 	case "alone":
 		associated = nil
 	}
-	return b.aead.Seal(nil, nil, secret, associated), nil
+	return b.Custodian.Seal(ctx, secret, associated)
 }
 
 func (b *box) Unseal(ctx context.Context, sealed, associated []byte) ([]byte, error) {
@@ -158,11 +138,11 @@ func (b *box) Unseal(ctx context.Context, sealed, associated []byte) ([]byte, er
 	case "alone":
 		associated = nil
 	}
-	if ctx.Err() != nil && b.fault != "hasty" {
-		return nil, ctx.Err()
+	secret, err := b.Custodian.Unseal(ctx, sealed, associated)
+	if err != nil && b.fault == "vague" {
+		return nil, errors.New("it did not work")
 	}
-	secret, err := b.aead.Open(nil, nil, sealed, associated)
-	if ctx.Err() != nil || err != nil && b.fault != "vague" {
+	if ctx.Err() != nil && b.fault == "hasty" {
 		return nil, fs.ErrInvalid
 	}
 	return secret, err
@@ -174,18 +154,18 @@ func (noKey) Unseal(context.Context, []byte, []byte) ([]byte, error) { return ni
 
 func TestMemory(t *testing.T) {
 	rounds.NotShort(t)
-	m := &memory{fault: os.Getenv(faultVariable), keys: map[string]crypto.Signer{}}
+	m := &memory{custodian.New(), os.Getenv(faultVariable)}
 	custodiantest.Run(t, func(testing.TB) ca.Custodian {
 		if m.fault == "forgets" {
-			m = &memory{fault: m.fault, keys: map[string]crypto.Signer{}}
+			m.Custodian = custodian.New()
 		}
 		return m
 	}, custodiantest.Options{Algorithms: supported})
-	assert.Empty(t, m.keys)
+	assert.Empty(t, m.Names())
 }
 
 func TestBox(t *testing.T) {
-	b, other := newBox(os.Getenv(faultVariable)), newBox("")
+	b, other := &box{custodian.New(), os.Getenv(faultVariable)}, &box{Custodian: custodian.New()}
 	if b.fault == "same" {
 		other = b
 	}
