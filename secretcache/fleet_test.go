@@ -272,8 +272,8 @@ func (p pace) hour(n int, life time.Duration) (h hour) {
 	return h
 }
 
-// TestFleetHour plays an hour without any CA, and has the page say what it does. Nothing expires where an hour is at most
-// 45 % of a life.
+// TestFleetHour plays an hour without any CA, and has the page say what it does. Nothing expires where an hour is at
+// most 45 % of a life.
 func TestFleetHour(t *testing.T) {
 	rounds.NotShort(t)
 	t.Parallel()
@@ -283,13 +283,15 @@ func TestFleetHour(t *testing.T) {
 	}
 	page := string(must.Get(os.ReadFile("../examples/SCALE.md"))(t))
 	p := paceOf(secretcache.Config{})
-	for _, life := range []time.Duration{time.Hour, 90 * time.Minute, 2 * time.Hour, 3 * time.Hour, 6 * time.Hour, 24 * time.Hour} {
+	for _, hours := range []float64{1, 1.5, 2, 3, 6, 24} {
+		life := time.Duration(hours * float64(time.Hour))
 		h := p.hour(n, life)
 		expired := "none"
 		if h.expired > 0 {
 			expired = fmt.Sprintf("%.0f %%, the first after %.0f min", 100*h.expired, h.first.Minutes())
 		}
-		row := fmt.Sprintf("| %g h | %s | %.0f | %.0f min |", life.Hours(), expired, h.minute, math.Ceil(h.recovery.Minutes()))
+		row := fmt.Sprintf("| %g h | %s | %.0f | %.0f min |", hours, expired, h.minute,
+			math.Ceil(h.recovery.Minutes()))
 		t.Logf("%s %.2f renewals in a life", row, h.perLife)
 		if n == 10_000 {
 			assert.Contains(t, page, row)
