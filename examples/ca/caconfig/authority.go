@@ -48,6 +48,7 @@ type Authority struct {
 	OIDC net.Listener // of the documents of -oidc-issuer, with Serve; nil for none
 
 	audit  *auditlog.Log // nil for none
+	kept   []io.Closer   // the store and the custodians
 	failed error         // why the documents are not served any more
 }
 
@@ -105,6 +106,9 @@ func (a *Authority) open(ctx context.Context, c *Config, cfg ca.Config, o OpenOp
 			cfg.Auditor = a.audit // a nil *auditlog.Log in the interface would not be nil
 		}
 	}
+	if cfg.Custody, err = a.openCustody(ctx, &c.custody); err != nil {
+		return err
+	}
 	return open(cfg)
 }
 
@@ -135,7 +139,7 @@ func (c *Config) mayCreate() bool {
 	if c.given["create"] || c.temporary {
 		return c.create || c.temporary
 	}
-	if c.Kubernetes || c.given["state-dir"] {
+	if c.Kubernetes || c.given["state-dir"] || c.custody.store != nil {
 		return false
 	}
 	entries, err := os.ReadDir(c.StateDir)
@@ -225,7 +229,7 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 		}
 		secret, folder = "svidkit-ca-tokens", "tokens"
 	}
-	store, err := a.store(c, secret, folder)
+	store, err := a.store(ctx, c, secret, folder)
 	if err != nil {
 		return nil, err
 	}
@@ -261,7 +265,10 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 // missing returns the error for a store without a CA.
 func (a *Authority) missing(c *Config, err error) error {
 	find := "name its directory in -state-dir, mount its volume"
-	if c.Kubernetes {
+	switch {
+	case c.custody.store != nil:
+		find = "name its database in -store"
+	case c.Kubernetes:
 		find = "name its namespace in -namespace"
 	}
 	return &missingError{"there is no CA " + a.Where + "; if there was one, " + find +
@@ -293,14 +300,15 @@ func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
 	}
 	own := new(Authority)
 	secret, folder := c.ownStore()
-	store, err := own.store(c, secret, folder)
+	defer own.Close()
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	store, err := own.store(ctx, c, secret, folder)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
 	switch _, err := store.Load(ctx); {
-	case errors.Is(err, ca.ErrNoRecord), c.Kubernetes && err != nil:
+	case errors.Is(err, ca.ErrNoRecord), (c.Kubernetes || c.custody.store != nil) && err != nil:
 		return nil
 	case c.Kubernetes:
 		log.Warn("caconfig: the own CA signs nothing any more, as one is plugged in; -replace-own-ca says that "+
@@ -312,8 +320,21 @@ func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
 		c.pluggedIn.Dir, own.Where)
 }
 
-// store returns the store with that name: a Secret, or a directory.
-func (a *Authority) store(c *Config, secret, folder string) (ca.Store, error) {
+// store returns the store with that name: a record in a database, a Secret, or a directory.
+func (a *Authority) store(ctx context.Context, c *Config, secret, folder string) (ca.Store, error) {
+	if at := c.custody.store; at != nil {
+		record := c.CA.TrustDomain.String()
+		if folder != "ca" {
+			record += ".TOKENS" // no trust domain has upper-case letters
+		}
+		a.Where = "in " + at.Redacted() + ", as " + record
+		store, err := c.custody.kinds.Stores[at.Scheme](ctx, at, record)
+		if err != nil {
+			return nil, fmt.Errorf("-store: %w", err)
+		}
+		a.keep(store)
+		return store, nil
+	}
 	if c.Kubernetes {
 		a.Where = fmt.Sprintf("in the Secret %s/%s", c.namespace, secret)
 		store, err := kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace,
@@ -379,8 +400,11 @@ func readSafe(name string) ([]byte, error) {
 	return files.ReadAll(f, name, 1<<20)
 }
 
-// Close closes the audit log. Nothing may be signed afterwards.
+// Close closes the audit log, the store and the custodians. Nothing may be signed afterwards.
 func (a *Authority) Close() {
+	for _, k := range a.kept {
+		_ = k.Close() // nothing waits to be written
+	}
 	if a.audit != nil {
 		_ = a.audit.Close() // each record was made durable when it was written
 	}

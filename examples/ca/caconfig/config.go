@@ -90,6 +90,7 @@ type Config struct {
 	callers               callers
 	renew                 renewal
 	clusterOptions
+	custody custody
 
 	istioAddr, linkerdAddr, bundleAddr, adminAddr string // not served if empty
 	oidc                                          struct{ issuer, algorithm, addr, cert, key string }
@@ -255,6 +256,10 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.StringVar(&c.adminAddr, "admin-addr", "127.0.0.1:15014",
 		"`address` of metrics and health, without TLS; empty: none")
 	fs.Func("dns-names", "further `names` in the certificate of the server [ISTIOD_CUSTOM_HOST]", list(&c.dnsNames))
+	c.custody.define(fs)
+	if define := c.custody.kinds.Flags; define != nil {
+		define(fs)
+	}
 }
 
 // variable returns the environment variable that sets f, or "".
@@ -268,7 +273,12 @@ func variable(f *flag.Flag) string {
 // from args, which win. An error is one line that names the flag and its variable, and wraps [ErrUsage]. After -help
 // the error is [flag.ErrHelp], and fs.Usage has printed the flags.
 func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config, error) {
-	c := &Config{flags: fs, inCluster: getenv("KUBERNETES_SERVICE_HOST") != "",
+	return Kinds{}.Parse(fs, args, getenv)
+}
+
+// Parse is [Parse] for a program with these kinds.
+func (k Kinds) Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config, error) {
+	c := &Config{flags: fs, custody: custody{kinds: k}, inCluster: getenv("KUBERNETES_SERVICE_HOST") != "",
 		clusterOptions: clusterOptions{getenv: getenv}}
 	c.define(fs)
 	usage := fs.Usage
@@ -428,6 +438,8 @@ func (c *Config) check(serve bool) error {
 		{"external-ca", c.ExternalCA != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"k8s-signer", c.ExternalCA != "" && c.external.Signer+c.external.SignerDomain == "",
 			"with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},
+		{"custodian", c.ExternalCA != "" && c.custody.any(), "with -external-ca the keys are those of the cluster"},
+		{"store", c.ExternalCA != "" && c.custody.store != nil, "with -external-ca there is no store"},
 		{"root-configmap", c.rootConfigMap != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"root-configmap", c.rootConfigMap != "" && !kube.ValidName(c.rootConfigMap),
 			"no ConfigMap can have this name"},

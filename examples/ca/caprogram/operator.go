@@ -1,4 +1,4 @@
-package main
+package caprogram
 
 import (
 	"context"
@@ -76,6 +76,8 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 		return err
 	case "rotate":
 		_, err = a.Own.Rotate(ctx)
+	case "rotate-jwt":
+		_, err = a.Own.RotateJWT(ctx)
 	case "taint":
 		err = a.Own.Taint(ctx, o.argument)
 	case "revoke":

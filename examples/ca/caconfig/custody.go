@@ -1,0 +1,160 @@
+package caconfig
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/svidkit/svidkit/internal/strictjson"
+	"github.com/svidkit/svidkit/pki/ca"
+)
+
+// Kinds are the kinds of stores and custodians that a program has beside those of this package, so that only the
+// program links their modules. The zero value is for a program that has no others.
+type Kinds struct {
+	// Stores open the store that -store names, by the scheme of its URL. The record is the name of the record in the
+	// store. A store that is an [io.Closer] is closed with the Authority.
+	Stores map[string]func(ctx context.Context, at *url.URL, record string) (ca.Store, error)
+
+	// Custodians are the custodians that -custodian and the other flags name.
+	Custodians map[string]CustodianKind
+
+	// Flags defines the flags of these stores; nil for none.
+	Flags func(*flag.FlagSet)
+}
+
+// CustodianKind is a kind of custodian, whose options are in a file: one object of JSON whose members are strings.
+type CustodianKind struct {
+	Options []string // names of members that the file may have
+
+	// New returns the custodian. One that is a [ca.Sealer] can be named in -seal and -unseal, and one that is an
+	// [io.Closer] is closed with the Authority.
+	New func(ctx context.Context, options map[string]string) (ca.Custodian, error)
+}
+
+// custody is where the CA and its keys are kept, as flags say it.
+type custody struct {
+	kinds           Kinds
+	store           *url.URL // nil: a directory, or a Secret
+	keys            string   // KIND:FILE, as the others are; empty for none
+	former          []string
+	sealed, unseals string
+}
+
+func (c *custody) define(fs *flag.FlagSet) {
+	fs.Func("store", "`URL` of the database in which replicas share the CA, such as postgres://ca@db.example.org/ca; "+
+		"-state-dir has the audit log and the roots in PEM (default: a directory in -state-dir, or a Secret)", c.setStore)
+	spec := func(name, usage string, set func(string)) {
+		fs.Func(name, usage, func(text string) error {
+			kind, file, _ := strings.Cut(text, ":")
+			if _, ok := c.kinds.Custodians[kind]; !ok || file == "" {
+				return fmt.Errorf("it is not KIND:FILE with one of these kinds: %s",
+					strings.Join(slices.Sorted(maps.Keys(c.kinds.Custodians)), ", "))
+			}
+			set(text)
+			return nil
+		})
+	}
+	spec("custodian", "`KIND:FILE` of what makes and keeps the next keys outside of the store: a custodian, and the "+
+		"options for it, in JSON (default none: the store has the keys)", func(text string) { c.keys = text })
+	spec("former-custodian", "`KIND:FILE` of a custodian that has keys from before; may be repeated",
+		func(text string) { c.former = append(c.former, text) })
+	spec("seal", "`KIND:FILE` of the custodian whose key seals what is in the store",
+		func(text string) { c.sealed = text })
+	spec("unseal", "`KIND:FILE` of the custodian whose key sealed it before",
+		func(text string) { c.unseals = text })
+}
+
+func (c *custody) setStore(text string) error {
+	schemes := strings.Join(slices.Sorted(maps.Keys(c.kinds.Stores)), " and ")
+	at, err := url.Parse(text)
+	switch {
+	case schemes == "":
+		return errors.New("this program has no databases; the same program with them is examples/ca-full")
+	case err != nil: // whose text may have a password
+		return errors.New("it is not a URL")
+	case c.kinds.Stores[at.Scheme] == nil:
+		return fmt.Errorf("it is not a URL of %s", schemes)
+	}
+	if _, ok := at.User.Password(); ok || at.Query().Has("password") {
+		return errors.New("it has a password, which each user of this machine sees in the list of processes; put it " +
+			"into the file of -store-password-file")
+	}
+	c.store = at
+	return nil
+}
+
+// any reports whether a flag names a custodian.
+func (c *custody) any() bool { return c.keys+c.sealed+c.unseals != "" || len(c.former) > 0 }
+
+// openCustody opens the custodians that flags name, one of each text, and keeps them to be closed.
+func (a *Authority) openCustody(ctx context.Context, c *custody) (out ca.Custody, err error) {
+	opened := map[string]ca.Custodian{}
+	open := func(name, text string) ca.Custodian {
+		if custodian := opened[text]; text == "" || custodian != nil || err != nil {
+			return custodian
+		}
+		kind, file, _ := strings.Cut(text, ":")
+		custodian, bad := c.kinds.Custodians[kind].open(ctx, file)
+		if bad != nil {
+			err = fmt.Errorf("-%s: %s: %w", name, file, bad)
+			return nil
+		}
+		a.keep(custodian)
+		opened[text] = custodian
+		return custodian
+	}
+	sealer := func(name, text string) ca.Sealer {
+		custodian := open(name, text)
+		s, ok := custodian.(ca.Sealer)
+		if custodian != nil && !ok && err == nil {
+			err = misused("-%s: a custodian of this kind does not seal", name)
+		}
+		return s
+	}
+	out = ca.Custody{Keys: open("custodian", c.keys), Seal: sealer("seal", c.sealed), Unseal: sealer("unseal", c.unseals)}
+	for _, text := range c.former {
+		out.Former = append(out.Former, open("former-custodian", text))
+	}
+	return out, err
+}
+
+// keep has Close close what is an [io.Closer].
+func (a *Authority) keep(what any) {
+	if closer, ok := what.(io.Closer); ok {
+		a.kept = append(a.kept, closer)
+	}
+}
+
+// open reads the options in a file, which other users must not be able to change, and returns the custodian.
+func (k CustodianKind) open(ctx context.Context, file string) (ca.Custodian, error) {
+	text, err := readSafe(file)
+	if err != nil {
+		return nil, err
+	}
+	options := map[string]string{}
+	bad := strictjson.ReadObject(text, func(name string, r *strictjson.Reader) {
+		value, ok := r.Text()
+		switch {
+		case err != nil:
+		case !slices.Contains(k.Options, name):
+			err = fmt.Errorf("%.64q is none of its members: %s", name, strings.Join(k.Options, ", "))
+		case !ok || len(value) == 0:
+			err = fmt.Errorf("%s is not a text, or an empty one; leave it away for its default", name)
+		}
+		options[name] = string(value)
+	})
+	if bad != nil {
+		return nil, bad
+	}
+	if err != nil {
+		return nil, err
+	}
+	return k.New(ctx, options)
+}
