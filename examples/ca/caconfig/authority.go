@@ -328,7 +328,7 @@ func (a *Authority) store(ctx context.Context, c *Config, secret, folder string)
 			record += ".TOKENS" // no trust domain has upper-case letters
 		}
 		a.Where = "in " + at.Redacted() + ", as " + record
-		store, err := c.custody.kinds.Stores[at.Scheme](ctx, at, record)
+		store, err := c.custody.kinds.Stores[at.Scheme].Open(ctx, at, record)
 		if err != nil {
 			return nil, fmt.Errorf("-store: %w", err)
 		}

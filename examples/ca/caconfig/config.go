@@ -396,6 +396,10 @@ func (c *Config) check(serve bool) error {
 	if c.oidc.issuer != "" {
 		badIssuer = jws.CheckIssuer(c.oidc.issuer)
 	}
+	badStore := ""
+	if c.custody.storeURL != "" {
+		badStore = c.custody.setStore(c.custody.storeURL)
+	}
 	linkerdTTL := c.given["linkerd-ttl"]
 	exposes := func(addr string) bool { return serve && c.Development() && addr != "" && !isLoopback(addr) }
 	for _, rule := range []struct {
@@ -439,6 +443,7 @@ func (c *Config) check(serve bool) error {
 		{"k8s-signer", c.ExternalCA != "" && c.external.Signer+c.external.SignerDomain == "",
 			"with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},
 		{"custodian", c.ExternalCA != "" && c.custody.any(), "with -external-ca the keys are those of the cluster"},
+		{"store", badStore != "", badStore},
 		{"store", c.ExternalCA != "" && c.custody.store != nil, "with -external-ca there is no store"},
 		{"root-configmap", c.rootConfigMap != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"root-configmap", c.rootConfigMap != "" && !kube.ValidName(c.rootConfigMap),

@@ -2,7 +2,6 @@ package caconfig
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -18,15 +17,24 @@ import (
 // Kinds are the kinds of stores and custodians that a program has beside those of this package, so that only the
 // program links their modules. The zero value is for a program that has no others.
 type Kinds struct {
-	// Stores open the store that -store names, by the scheme of its URL. The record is the name of the record in the
-	// store. A store that is an [io.Closer] is closed with the Authority.
-	Stores map[string]func(ctx context.Context, at *url.URL, record string) (ca.Store, error)
+	// Stores are the stores that -store names, by the scheme of its URL.
+	Stores map[string]StoreKind
 
 	// Custodians are the custodians that -custodian and the other flags name.
 	Custodians map[string]CustodianKind
 
 	// Flags defines the flags of these stores; nil for none.
 	Flags func(*flag.FlagSet)
+}
+
+// StoreKind is a kind of store.
+type StoreKind struct {
+	// Open returns the store at a URL, and takes the name of the record in it. A store that is an [io.Closer] is
+	// closed with the Authority.
+	Open func(ctx context.Context, at *url.URL, record string) (ca.Store, error)
+
+	// Schema returns what an administrator of the database has to run once.
+	Schema func() (string, error)
 }
 
 // CustodianKind is a kind of custodian, whose options are in a file: one object of JSON whose members are strings.
@@ -41,6 +49,7 @@ type CustodianKind struct {
 // custody is where the CA and its keys are kept, as flags say it.
 type custody struct {
 	kinds           Kinds
+	storeURL        string
 	store           *url.URL // nil: a directory, or a Secret
 	keys            string   // KIND:FILE, as the others are; empty for none
 	former          []string
@@ -48,8 +57,8 @@ type custody struct {
 }
 
 func (c *custody) define(fs *flag.FlagSet) {
-	fs.Func("store", "`URL` of the database in which replicas share the CA, such as postgres://ca@db.example.org/ca; "+
-		"-state-dir has the audit log and the roots in PEM (default: a directory in -state-dir, or a Secret)", c.setStore)
+	fs.StringVar(&c.storeURL, "store", "", "`URL` of the database in which replicas share the CA, such as postgres://ca@db.example.org/ca; "+
+		"-state-dir has the audit log and the roots in PEM (default: a directory in -state-dir, or a Secret)")
 	spec := func(name, usage string, set func(string)) {
 		fs.Func(name, usage, func(text string) error {
 			kind, file, _ := strings.Cut(text, ":")
@@ -71,23 +80,32 @@ func (c *custody) define(fs *flag.FlagSet) {
 		func(text string) { c.unseals = text })
 }
 
-func (c *custody) setStore(text string) error {
+// setStore sets -store. It returns why the URL is refused, without quoting it.
+func (c *custody) setStore(text string) string {
 	schemes := strings.Join(slices.Sorted(maps.Keys(c.kinds.Stores)), " and ")
 	at, err := url.Parse(text)
 	switch {
 	case schemes == "":
-		return errors.New("this program has no databases; the same program with them is examples/ca-full")
-	case err != nil: // whose text may have a password
-		return errors.New("it is not a URL")
-	case c.kinds.Stores[at.Scheme] == nil:
-		return fmt.Errorf("it is not a URL of %s", schemes)
+		return "this program has no databases; examples/ca-full is the same program with them"
+	case err != nil:
+		return "it is not a URL"
+	case c.kinds.Stores[at.Scheme].Open == nil:
+		return "it is not a URL of " + schemes
 	}
 	if _, ok := at.User.Password(); ok || at.Query().Has("password") {
-		return errors.New("it has a password, which each user of this machine sees in the list of processes; put it " +
-			"into the file of -store-password-file")
+		return "it has a password, which each user of this machine sees in the list of processes; put it into the " +
+			"file of -store-password-file"
 	}
 	c.store = at
-	return nil
+	return ""
+}
+
+// StoreSchema returns what an administrator of the database in -store has to run once.
+func (c *Config) StoreSchema() (string, error) {
+	if c.custody.store == nil {
+		return "", misused("-store-schema: name a database in -store")
+	}
+	return c.custody.kinds.Stores[c.custody.store.Scheme].Schema()
 }
 
 // any reports whether a flag names a custodian.

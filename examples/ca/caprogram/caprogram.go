@@ -70,6 +70,12 @@ func (p Program) run(ctx context.Context, args []string, getenv func(string) str
 		return nil
 	case "demo":
 		return demo(ctx, o.CA.TrustDomain, 5*time.Second, out)
+	case "store-schema":
+		schema, err := o.StoreSchema()
+		if err == nil {
+			_, err = fmt.Fprint(out, schema)
+		}
+		return err
 	case "install":
 		if o.argument == "kubernetes" {
 			return o.manifest.Print(out)
@@ -139,6 +145,9 @@ func (p Program) parse(args []string, getenv func(string) string, out io.Writer)
 	fs.DurationVar(&o.ttl, "ttl", 0, "`lifetime` for -once and -jwt (default that of the CA)")
 	fs.Bool("rotate", false, "prepare a new root, and end; servers on the same store follow")
 	fs.Bool("rotate-jwt", false, "prepare a new key for tokens, and end")
+	if p.Kinds.Stores != nil {
+		fs.Bool("store-schema", false, "print the table in the database of -store and the rights to it, as SQL, and end")
+	}
 	fs.Bool("reseal", false, "write what is in the store as -seal and -unseal say, and end")
 	fs.String("taint", "", "say that the key with the `serial` number or key ID may be stolen, and end")
 	fs.String("revoke", "", "take the key with the `serial` number or key ID out of the bundle now, and end")
@@ -170,8 +179,8 @@ func (p Program) parse(args []string, getenv func(string) string, out io.Writer)
 		return nil, err
 	}
 	for _, name := range []string{"demo", "status", "once", "jwt", "rotate", "rotate-jwt", "reseal", "taint", "revoke",
-		"verify-audit", "install"} {
-		if f := fs.Lookup(name); f.Value.String() != f.DefValue {
+		"verify-audit", "install", "store-schema"} {
+		if f := fs.Lookup(name); f != nil && f.Value.String() != f.DefValue {
 			if o.command != "" {
 				return nil, program.Misused("-%s and -%s: only one command at a time", o.command, name)
 			}
