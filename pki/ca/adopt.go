@@ -2,6 +2,7 @@ package ca
 
 import (
 	"bytes"
+	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -29,8 +30,8 @@ const (
 )
 
 // note is in each of our records, so that a record that has lost its state is not taken for Istio's.
-const note = `The certificate authority of this record is in ` + stateName + `. The files in PEM are copies for other
-programs. If ` + stateName + ` is missing, restore all of the record from a backup. To go on with the CA in
+const note = `The certificate authority of this record is in ` + stateName + ` or, sealed, in ` + sealedName + `. The files
+in PEM are copies for other programs. If both are missing, restore all of the record from a backup. To go on with the CA in
 ` + caCertName + ` and ` + caKeyName + ` alone, without the roots and keys that were to retire or to sign next,
 remove this file, too.
 `
@@ -47,8 +48,10 @@ func record(d *rotation.Document, td spiffe.TrustDomain) (map[string][]byte, err
 		return data, nil
 	}
 	data[caCertName] = pki.MarshalCertificatesPEM(active.Cert)
-	if data[caKeyName], err = pki.MarshalPrivateKeyPEM(active.Secret()); err != nil {
-		return nil, err
+	if active.Name == "" {
+		if data[caKeyName], err = pki.MarshalPrivateKeyPEM(active.Secret()); err != nil {
+			return nil, err
+		}
 	}
 	// Istio leaves chain and key empty for a CA that it made itself, and reads the roots.
 	data[certChainName], data[keyName] = []byte{}, []byte{}
@@ -58,17 +61,34 @@ func record(d *rotation.Document, td spiffe.TrustDomain) (map[string][]byte, err
 
 // read makes a document of a record. changed says that the document must be stored, because read adopted another
 // program's CA or followed another program's change.
-func (a *Authority) read(r Record, now time.Time) (d *rotation.Document, changed bool, err error) {
-	d, changed, err = a.parse(r, now)
+func (a *Authority) read(ctx context.Context, r Record, now time.Time) (d *rotation.Document, changed bool, err error) {
+	d, changed, err = a.parse(ctx, r, now)
+	if _, passes := errors.AsType[*custodyError](err); passes {
+		return nil, false, fmt.Errorf("ca: %w", err)
+	}
 	if err != nil {
 		return nil, false, fmt.Errorf("ca: %w: %w", errRecord, within(err))
 	}
 	return d, changed, nil
 }
 
-func (a *Authority) parse(r Record, now time.Time) (*rotation.Document, bool, error) {
+func (a *Authority) parse(ctx context.Context, r Record, now time.Time) (*rotation.Document, bool, error) {
 	state, ours := r.Data()[stateName]
 	_, noted := r.Data()[noteName]
+	b, sealed := r.Data()[sealedName]
+	var head sealedHead
+	otherForm := sealed != (a.custody.Seal != nil)
+	if sealed {
+		if ours {
+			return nil, false, fmt.Errorf("there are %s and %s: restore the record from a backup", stateName, sealedName)
+		}
+		var former bool
+		var err error
+		if state, head, former, err = a.unseal(ctx, b); err != nil {
+			return nil, false, err
+		}
+		ours, otherForm = true, otherForm || former
+	}
 	if !ours {
 		if a.state.Load() != nil {
 			a.cfg.Logger.Warn(stateName + " is missing from the record, and is written again")
@@ -81,9 +101,18 @@ func (a *Authority) parse(r Record, now time.Time) (*rotation.Document, bool, er
 		d, err := a.adopt(nil, r, now)
 		return d, true, err
 	}
-	d, err := rotation.Parse(state, a.cfg.TrustDomain)
+	d, err := rotation.Parse(state, a.cfg.TrustDomain, a.custody.key)
 	if err != nil {
 		return nil, false, fmt.Errorf("%s: %w", stateName, err)
+	}
+	if sealed && head != a.headOf(d) {
+		return nil, false, fmt.Errorf("%s holds another record than it says", sealedName)
+	}
+	if len(d.Names()) > 0 && len(a.custody.all()) == 0 && !a.views() {
+		return nil, false, errors.New("its private keys are at a custodian, and none is named")
+	}
+	if d.Begun() {
+		return d, false, nil
 	}
 	active := d.In(rotation.Root, rotation.Active)
 	if plugged := a.files != nil; plugged != (active == nil) {
@@ -91,7 +120,7 @@ func (a *Authority) parse(r Record, now time.Time) (*rotation.Document, bool, er
 			"or the other way round; give each its own store")
 	}
 	if active == nil {
-		return d, false, nil
+		return d, otherForm, nil
 	}
 	if len(r.Data()[caCertName]) > 0 {
 		cert, err := firstCertificate(r.Data()[caCertName])
@@ -103,7 +132,7 @@ func (a *Authority) parse(r Record, now time.Time) (*rotation.Document, bool, er
 			return d, true, err
 		}
 	}
-	return d, false, checkKeyCopy(r, active)
+	return d, otherForm, checkKeyCopy(r, active)
 }
 
 // checkKeyCopy checks the copy of the active root's key in PEM. Another key may be the only copy, and the next save

@@ -51,6 +51,10 @@ package ca
 import (
 	"cmp"
 	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -106,8 +110,8 @@ type Config struct {
 	// even Istio's, does not need it.
 	Create bool
 
-	// Custody says where the private keys are made and kept. An authority of [New], and one of [Load] without
-	// [PluggedIn].Tokens, has no store, and so makes its own.
+	// Custody says where the private keys are made and kept. It needs a store: [New] refuses it, and so does [Load]
+	// without [PluggedIn].Tokens.
 	Custody Custody
 
 	// Actor is the process that operates the CA, for the records of key events. The zero value leaves it out.
@@ -181,9 +185,11 @@ func New(cfg Config) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	now := time.Now()
-	d, err := a.create(now)
-	if err != nil {
+	if err := a.withoutStore(); err != nil {
+		return nil, err
+	}
+	now, d := time.Now(), newDocument()
+	if err := a.create(d, now, a.newKey); err != nil {
 		return nil, err
 	}
 	if err := a.install(d, "", now, now, nil, ""); err != nil {
@@ -204,6 +210,7 @@ func newAuthority(cfg Config) (*Authority, error) {
 		cfg:      cfg, writing: make(chan struct{}, 1), events: events{kept: make(chan struct{}, 1)},
 		syncInterval: max(1, min(30*time.Second, cfg.Rotation.Propagation/4)),
 		taintGrace:   cfg.DefaultTTL/2 + cfg.Backdate,
+		custody:      &custody{Custody: cfg.Custody, calls: make(chan struct{}, maxCalls)},
 	}
 	if cfg.Limits != (Limits{}) {
 		a.limiter = limit.New(limit.Options(cfg.Limits))
@@ -283,6 +290,8 @@ type Authority struct {
 
 	store Store         // nil for an authority in memory
 	files *pluggedFiles // nil if the authority makes its own roots
+
+	custody *custody
 
 	state   atomic.Pointer[state] // replaced under mu, read without it
 	writing chan struct{}         // one slot, for the caller that reads and writes the store
@@ -413,42 +422,72 @@ func (a *Authority) Bundle() *spiffe.Bundle { return a.current().bundle }
 // reader, notices the step.
 func (a *Authority) Changed() <-chan struct{} { return a.current().changed }
 
-// create returns the document of a new CA. No verifier has its bundle yet, so its keys may sign at once.
-func (a *Authority) create(now time.Time) (*rotation.Document, error) {
-	d := &rotation.Document{Authority: rotation.RandomID(), Sequence: 1}
-	for _, kind := range rotation.Kinds {
-		if kind == rotation.Root && a.files != nil || kind == rotation.Token && a.cfg.JWT == nil {
-			continue
-		}
-		k, err := a.newKey(kind)
+func newDocument() *rotation.Document {
+	return &rotation.Document{Authority: rotation.RandomID(), Sequence: 1}
+}
+
+// create adds the keys of a new CA to d. No verifier has its bundle yet, so they may sign at once.
+func (a *Authority) create(d *rotation.Document, now time.Time,
+	newKey func(rotation.Kind, string) (rotation.Key, error)) error {
+	for _, kind := range a.kinds() {
+		k, err := newKey(kind, a.alg(kind))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		k.Phase, k.Prepared, k.Activates = rotation.Active, now, now
 		d.Keys[kind] = []rotation.Key{k}
 	}
-	return d, nil
+	return nil
 }
 
-// newKey makes a root, or a key for tokens.
-func (a *Authority) newKey(kind rotation.Kind) (k rotation.Key, err error) {
-	if kind == rotation.Token {
-		k, err = newJWTKey(a.cfg.JWT.Algorithm)
+// alg returns the algorithm of new tokens, or "" for roots.
+func (a *Authority) alg(kind rotation.Kind) string {
+	if kind == rotation.Token && a.cfg.JWT != nil {
+		return a.cfg.JWT.Algorithm
+	}
+	return ""
+}
+
+// keyAlgorithm returns the algorithm of the private key of a new root, or of a key for tokens with the algorithm alg.
+func (a *Authority) keyAlgorithm(kind rotation.Kind, alg string) string {
+	switch {
+	case kind == rotation.Root:
+		return cmp.Or(a.cfg.Rotation.KeyAlgorithm, "ecdsa-p256")
+	case alg == "ES256":
+		return "ecdsa-p256"
+	case alg == "ES384":
+		return "ecdsa-p384"
+	case alg == "ES512":
+		return "ecdsa-p521"
+	}
+	return "rsa-2048"
+}
+
+// newKey makes a root, or a key for tokens with the algorithm alg, whose private key is in the store.
+func (a *Authority) newKey(kind rotation.Kind, alg string) (k rotation.Key, err error) {
+	var signer crypto.Signer
+	if algorithm := a.keyAlgorithm(kind, alg); algorithm == "ecdsa-p521" {
+		signer, err = ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
 	} else {
-		k, err = a.newRoot()
+		signer, err = pki.NewKey(algorithm)
+	}
+	if err == nil {
+		k, err = a.keyOf(kind, alg, signer)
 	}
 	if err != nil {
 		return rotation.Key{}, fmt.Errorf("ca: new %v of %s: %w", kind, a.cfg.TrustDomain, err)
 	}
-	k.Terms = a.cfg.terms(kind)
 	return k, nil
 }
 
-// newRoot makes a key and a self-signed certificate for it.
-func (a *Authority) newRoot() (k rotation.Key, err error) {
-	signer, err := pki.NewKey(a.cfg.Rotation.KeyAlgorithm)
-	if err != nil {
-		return k, err
+// keyOf makes a root or a key for tokens of a private key.
+func (a *Authority) keyOf(kind rotation.Kind, alg string, signer crypto.Signer) (rotation.Key, error) {
+	if kind == rotation.Token {
+		k := rotation.Key{ID: rotation.RandomID(), Algorithm: alg, Public: signer.Public(), Secret: redact.Seal(signer)}
+		if a.cfg.JWT != nil {
+			k.Terms = a.cfg.terms(kind)
+		}
+		return k, nil
 	}
 	now := time.Now()
 	o := pki.CertificateOptions{
@@ -461,8 +500,8 @@ func (a *Authority) newRoot() (k rotation.Key, err error) {
 	}
 	issuer, err := pki.NewRoot(signer, o)
 	if err != nil {
-		return k, err
+		return rotation.Key{}, err
 	}
 	return rotation.Key{ID: rotation.Serial(issuer.Certificate()), Cert: issuer.Certificate(), Issuer: issuer,
-		Secret: redact.Seal(signer)}, nil
+		Secret: redact.Seal(signer), Terms: a.cfg.terms(kind)}, nil
 }

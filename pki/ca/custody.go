@@ -1,8 +1,28 @@
 package ca
 
 import (
+	"cmp"
 	"context"
 	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/rsa"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
 // Custodian makes, keeps and uses private keys outside a [Store], such as in an HSM, a TPM or a key management service.
@@ -57,4 +77,390 @@ type Custody struct {
 
 	// Unseal decrypts records that another Sealer has sealed, to move out of it.
 	Unseal Sealer
+}
+
+const (
+	maxCalls     = 64               // of custodians at a time
+	signPatience = 15 * time.Second // for a signature, and for other calls
+	makePatience = time.Minute      // for a new key: a large RSA key in hardware takes its time
+
+	// Between the works of Run.
+	probeInterval   = 5 * time.Minute
+	probeRetry      = 10 * time.Second // after a failure
+	destroyInterval = time.Minute
+	orphanInterval  = time.Hour
+)
+
+// custodyError is a failure of a custodian.
+type custodyError struct{ error }
+
+func (e *custodyError) Unwrap() error { return e.error }
+
+// custody calls custodians.
+type custody struct {
+	Custody
+	calls  chan struct{} // a slot for each call under way
+	found  sync.Map      // private keys by name
+	failed atomic.Pointer[custodyError]
+}
+
+// call runs f until ctx is done or patience has passed. A call that does not return then keeps its slot until it does.
+func (c *custody) call(ctx context.Context, patience time.Duration, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience,
+		fmt.Errorf("it has not answered for %v: %w", patience, context.DeadlineExceeded))
+	defer cancel()
+	select {
+	case c.calls <- struct{}{}:
+	case <-ctx.Done():
+		return &custodyError{context.Cause(ctx)}
+	}
+	done := make(chan error, 1)
+	go func() { defer func() { <-c.calls }(); done <- f(ctx) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return &custodyError{context.Cause(ctx)}
+	}
+}
+
+// all are the custodians that may have a key.
+func (c *custody) all() []Custodian {
+	if c.Keys == nil {
+		return c.Former
+	}
+	return append([]Custodian{c.Keys}, c.Former...)
+}
+
+// find returns the private key with this name. The error wraps [fs.ErrNotExist] only if each custodian is certain not
+// to have it.
+func (c *custody) find(ctx context.Context, name string, public crypto.PublicKey) (crypto.Signer, error) {
+	if key, ok := c.found.Load(name); ok {
+		return key.(crypto.Signer), nil
+	}
+	err := fmt.Errorf("no custodian has it: %w", fs.ErrNotExist)
+	for _, from := range c.all() {
+		key, failed := from.Key(ctx, name)
+		switch {
+		case failed == nil && !pki.PublicKeysEqual(key.Public(), public):
+			return nil, fmt.Errorf("%w: the custodian has another key with this name", pki.ErrKeyMismatch)
+		case failed == nil:
+			c.found.Store(name, key)
+			return key, nil
+		case !errors.Is(failed, fs.ErrNotExist):
+			err = failed
+		}
+	}
+	return nil, err
+}
+
+// held is a private key at a custodian. It is looked for when it signs, so that a record can be read while the custodian
+// does not answer.
+type held struct {
+	redacted
+	*custody
+	name   string
+	public crypto.PublicKey
+}
+
+func (c *custody) key(name string, public crypto.PublicKey) crypto.Signer {
+	return &held{redact.New("ca.PrivateKey(" + name + ")"), c, name, public}
+}
+
+// Public implements [crypto.Signer].
+func (h *held) Public() crypto.PublicKey { return h.public }
+
+// Sign implements [crypto.Signer]. It verifies the signature. The caller bounds its time with custody.call.
+func (h *held) Sign(rand io.Reader, digest []byte, opts crypto.SignerOpts) (signature []byte, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), signPatience)
+	defer cancel()
+	key, err := h.find(ctx, h.name, h.public)
+	if err == nil {
+		if signature, err = key.Sign(rand, digest, opts); err == nil && !verified(h.public, digest, signature, opts) {
+			err = errors.New("its signature is wrong")
+		}
+	}
+	if err != nil {
+		h.found.Delete(h.name)
+		err = &custodyError{fmt.Errorf("sign with the private key %s: %w", h.name, err)}
+	}
+	h.note(err)
+	return signature, err
+}
+
+// verified reports whether a signature verifies.
+func verified(key crypto.PublicKey, digest, signature []byte, opts crypto.SignerOpts) bool {
+	switch key := key.(type) {
+	case *ecdsa.PublicKey:
+		return ecdsa.VerifyASN1(key, digest, signature)
+	case *rsa.PublicKey:
+		if pss, ok := opts.(*rsa.PSSOptions); ok {
+			return rsa.VerifyPSS(key, opts.HashFunc(), digest, signature, &rsa.PSSOptions{SaltLength: pss.SaltLength}) == nil
+		}
+		return rsa.VerifyPKCS1v15(key, opts.HashFunc(), digest, signature) == nil
+	case ed25519.PublicKey:
+		return ed25519.VerifyWithOptions(key, digest, signature, &ed25519.Options{Hash: opts.HashFunc()}) == nil
+	}
+	return false
+}
+
+// note keeps the result of a use of a private key.
+func (c *custody) note(err error) {
+	if failed, ok := errors.AsType[*custodyError](err); ok {
+		c.failed.Store(failed)
+	} else if c.failed.Load() != nil {
+		c.failed.Store(nil)
+	}
+}
+
+// make makes the private key with this name, or finds it if an earlier attempt made it.
+func (c *custody) make(ctx context.Context, name, algorithm string) (key crypto.Signer, err error) {
+	err = c.call(ctx, makePatience, func(ctx context.Context) (err error) {
+		key, err = c.Keys.NewKey(ctx, name, algorithm)
+		if errors.Is(err, fs.ErrExist) {
+			key, err = c.Keys.Key(ctx, name)
+		}
+		return err
+	})
+	if err == nil && algorithmOf(key.Public()) != algorithm {
+		err = fmt.Errorf("it is a key for %s, not for %s", cmp.Or(algorithmOf(key.Public()), "nothing that is known"),
+			algorithm)
+	}
+	if err != nil {
+		return nil, &custodyError{fmt.Errorf("make the private key %s: %w", name, err)}
+	}
+	c.found.Store(name, key)
+	return c.key(name, key.Public()), nil
+}
+
+// algorithmOf returns the algorithm of a key, as in [Custodian].NewKey.
+func algorithmOf(key crypto.PublicKey) string {
+	switch key := key.(type) {
+	case *ecdsa.PublicKey:
+		return "ecdsa-p" + strings.TrimPrefix(key.Params().Name, "P-")
+	case *rsa.PublicKey:
+		return fmt.Sprintf("rsa-%d", key.N.BitLen())
+	case ed25519.PublicKey:
+		return "ed25519"
+	}
+	return ""
+}
+
+// withoutStore returns an error if there is a custodian: no record could name its keys.
+func (a *Authority) withoutStore() error {
+	if a.custody.Keys != nil || a.custody.Seal != nil {
+		return errors.New("ca: invalid Config: Custody needs a store, which names the private keys")
+	}
+	return nil
+}
+
+// kinds are the kinds of keys that the authority makes.
+func (a *Authority) kinds() (all []rotation.Kind) {
+	if a.files == nil {
+		all = append(all, rotation.Root)
+	}
+	if a.cfg.JWT != nil {
+		all = append(all, rotation.Token)
+	}
+	return all
+}
+
+// makeKey makes a root, or a key for tokens with the algorithm alg. The record names a private key at a custodian
+// before it is made. The caller does not hold the writing slot.
+func (a *Authority) makeKey(ctx context.Context, kind rotation.Kind, alg string) (rotation.Key, error) {
+	if a.custody.Keys == nil {
+		return a.newKey(kind, alg)
+	}
+	var name string
+	err := a.update(ctx, "", func(d *rotation.Document, _ time.Time) error {
+		var had bool
+		if name, had = d.Stake(a.use(kind, alg)); had {
+			return errNoChange
+		}
+		return errRemark
+	})
+	if err != nil {
+		return rotation.Key{}, err
+	}
+	return a.makeHeld(ctx, kind, alg, name)
+}
+
+// use is what a private key at a custodian is for.
+func (a *Authority) use(kind rotation.Kind, alg string) string {
+	return kind.String() + " " + a.keyAlgorithm(kind, alg)
+}
+
+// makeHeld makes a key whose private key is at the custodian with this name.
+func (a *Authority) makeHeld(ctx context.Context, kind rotation.Kind, alg, name string) (k rotation.Key, err error) {
+	signer, err := a.custody.make(ctx, name, a.keyAlgorithm(kind, alg))
+	if err == nil {
+		err = a.custody.call(ctx, signPatience, func(context.Context) (err error) { // it signs itself
+			k, err = a.keyOf(kind, alg, signer)
+			return err
+		})
+	}
+	if err != nil {
+		return rotation.Key{}, fmt.Errorf("ca: new %v of %s: %w", kind, a.cfg.TrustDomain, err)
+	}
+	k.Name = name
+	return k, nil
+}
+
+// begin makes a new CA with private keys at the custodian. The first record has only their names. The next attempt, in
+// this or another process, goes on with it: d is that record, of this version, or new.
+func (a *Authority) begin(ctx context.Context, d *rotation.Document, version string, now time.Time) (based, error) {
+	d = d.Clone()
+	names, write := map[rotation.Kind]string{}, false
+	for _, kind := range a.kinds() {
+		name, had := d.Stake(a.use(kind, a.alg(kind)))
+		names[kind], write = name, write || !had
+	}
+	if write {
+		var err error
+		if d, version, err = a.write(ctx, d, version); err != nil {
+			return based{}, err
+		}
+	}
+	before := d.Clone()
+	err := a.create(d, now, func(kind rotation.Kind, alg string) (rotation.Key, error) {
+		return a.makeHeld(ctx, kind, alg, names[kind])
+	})
+	if err == nil {
+		err = d.Account(before, now)
+	}
+	a.fresh = d
+	return based{Document: d, version: version, dirty: true}, err
+}
+
+// checkCustody finds out whether the custodians have the private keys that sign. One that is certain not to have a key
+// is the wrong one, unless it has others of this CA: then the record is older than the key's end.
+func (a *Authority) checkCustody(ctx context.Context) error {
+	for _, k := range slices.Concat(a.current().Keys[:]...) {
+		if k.Name == "" {
+			continue
+		}
+		err := a.custody.probe(ctx, k.Secret())
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, pki.ErrKeyMismatch) {
+			if all, _ := a.heldKeys(ctx); len(all) == 0 {
+				return fmt.Errorf("ca: %v %s of %s: %w; name the custodian that has it, which may be a former one: %w",
+					k.Kind(), k.ID, a.cfg.TrustDomain, ErrUnfit, err)
+			}
+			err = fmt.Errorf("%w; the custodian has other keys of this CA, so that the record may be an old copy: restore "+
+				"a newer one, or revoke the key now, so that its successor signs", err)
+		}
+		if err != nil {
+			a.cfg.Logger.LogAttrs(ctx, slog.LevelError, "a private key at its custodian does not sign",
+				slog.String(k.Kind().IDName(), k.ID), slog.Any("err", err))
+		}
+	}
+	return nil
+}
+
+// probe signs something that means nothing.
+func (c *custody) probe(ctx context.Context, key crypto.Signer) error {
+	err := c.call(ctx, signPatience, func(context.Context) error {
+		message := []byte("svidkit: a probe of a private key")
+		hash := crypto.SHA256
+		if _, ok := key.Public().(ed25519.PublicKey); ok {
+			hash = 0
+		}
+		_, err := crypto.SignMessage(key, rand.Reader, message, hash)
+		return err
+	})
+	c.note(err)
+	return err
+}
+
+// heldKeys returns the names of the CA's private keys that the custodians have.
+func (a *Authority) heldKeys(ctx context.Context) (all []string, err error) {
+	prefix := rotation.NamePrefix(a.current().Authority)
+	for _, from := range a.custody.all() {
+		err := a.custody.call(ctx, signPatience, func(ctx context.Context) error {
+			names, err := from.Keys(ctx, prefix)
+			all = append(all, names...)
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("ca: list the private keys of %s: %w", a.cfg.TrustDomain, err)
+		}
+	}
+	return all, nil
+}
+
+// Orphans returns the names of private keys of this CA that its custodians have and its record does not name, such as
+// after an older copy of the store was restored. The authority never destroys them; an operator may.
+func (a *Authority) Orphans(ctx context.Context) ([]string, error) {
+	all, err := a.heldKeys(ctx)
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	// The record names a key before it is made and until it is destroyed, so it must be read after a list of keys, and
+	// before another one.
+	if err := a.update(ctx, "", nil); err != nil {
+		return nil, err
+	}
+	d := a.current().Document
+	named := d.Names()
+	for _, l := range d.Loose {
+		named[l.Name] = true
+	}
+	still, err := a.heldKeys(ctx)
+	return slices.DeleteFunc(all, func(name string) bool { return named[name] || !slices.Contains(still, name) }), err
+}
+
+// keepCustody looks after the custodians until ctx is done. A private key is destroyed only after the record that it is
+// not needed was written, and when replicas whose clocks are slow do not sign with it any more.
+func (a *Authority) keepCustody(ctx context.Context) {
+	var probed, listed, destroyed time.Time
+	due := func(last *time.Time, every time.Duration) bool {
+		is := time.Since(*last) >= every
+		if is {
+			*last = time.Now()
+		}
+		return is
+	}
+	for renew.Sleep(ctx, probeRetry) == nil {
+		s := a.current()
+		if k := s.active(); k.Name != "" && (a.custody.failed.Load() != nil || due(&probed, probeInterval)) {
+			_ = a.custody.probe(ctx, k.Secret()) // for Health
+		}
+		if !s.dirty && due(&destroyed, destroyInterval) {
+			for _, l := range s.Loose {
+				if l.Use == "" && time.Since(l.Since) > a.cfg.Backdate {
+					a.destroy(ctx, l.Name)
+				}
+			}
+		}
+		if due(&listed, orphanInterval) {
+			if orphans, err := a.Orphans(ctx); len(orphans) > 0 && err == nil {
+				a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "custodians have private keys of this CA that its record does "+
+					"not name", slog.Any("names", orphans))
+			}
+		}
+	}
+}
+
+// destroy destroys a private key that no key has any more.
+func (a *Authority) destroy(ctx context.Context, name string) {
+	var err error
+	for _, from := range a.custody.all() {
+		err = cmp.Or(err, a.custody.call(ctx, signPatience, func(ctx context.Context) error {
+			return from.Destroy(ctx, name)
+		}))
+	}
+	a.custody.found.Delete(name)
+	if err == nil {
+		err = a.update(ctx, "", func(d *rotation.Document, _ time.Time) error {
+			if !d.Drop(name) {
+				return errNoChange
+			}
+			return errRemark
+		})
+	}
+	if err != nil && ctx.Err() == nil {
+		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "private key not destroyed", slog.String("name", name),
+			slog.Any("err", err), slog.Duration("retry_in", destroyInterval))
+		return
+	}
+	a.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "private key destroyed", slog.String("name", name))
 }

@@ -20,6 +20,7 @@ type Health struct {
 	Store error // since Synced: it does not answer, its record is unfit, or Run does not read it
 	Audit error // records cannot be made, or records of key events are missing
 	Root  error // the active root should have been replaced by now, or is tainted
+	Keys  error // the custodian of a private key does not answer, does not have it, or gives a wrong signature
 
 	// Synced is as in [Status]. Until is when signing ends if nothing changes: when the active root ends or, while
 	// the store does not answer, when no lifetime may be granted any more.
@@ -38,7 +39,10 @@ func (a *Authority) Health() Health {
 	}
 	key := s.active()
 	_, h.Until = s.validity()
-	recordable := h.Audit
+	if failed := a.custody.failed.Load(); failed != nil && s.active().Name != "" {
+		h.Keys = fmt.Errorf("ca: the custodian of the keys of %s: %w", a.cfg.TrustDomain, failed)
+	}
+	recordable := cmp.Or(h.Audit, h.Keys)
 	h.Audit = cmp.Or(h.Audit, a.unrecorded())
 	h.Root = a.rootError(s, h.Until, now)
 	a.mu.Lock()

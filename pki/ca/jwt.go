@@ -3,10 +3,6 @@ package ca
 import (
 	"cmp"
 	"context"
-	"crypto"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -15,9 +11,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
-	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/jwtsvid"
@@ -87,26 +81,6 @@ func (c JWTConfig) withDefaults(propagation time.Duration) (JWTConfig, error) {
 
 var jwtAlgorithms = []string{"ES256", "ES384", "ES512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}
 
-// newJWTKey makes a key for tokens.
-func newJWTKey(alg string) (k rotation.Key, err error) {
-	var signer crypto.Signer
-	switch alg {
-	case "ES256":
-		signer, err = pki.NewKey("ecdsa-p256")
-	case "ES384":
-		signer, err = pki.NewKey("ecdsa-p384")
-	case "ES512":
-		signer, err = ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
-	default:
-		signer, err = pki.NewKey("rsa-2048")
-	}
-	if err != nil {
-		return k, err
-	}
-	return rotation.Key{ID: rotation.RandomID(), Algorithm: alg, Public: signer.Public(),
-		Secret: redact.Seal(signer)}, nil
-}
-
 // JWTRequest asks for a JWT-SVID. The caller of [Authority.SignJWT] vouches for everything in it: it is signed
 // unchanged.
 type JWTRequest struct {
@@ -135,10 +109,7 @@ func (a *Authority) SignJWT(ctx context.Context, r JWTRequest) (string, error) {
 	var token string
 	err := a.issue(ctx, rotation.Token, r.ID, r.Caller, r.TTL, func(g *grant) (i *Issuance, err error) {
 		token, i, err = a.signToken(g, &r)
-		if err != nil {
-			return nil, &SignError{Kind: ErrGeneration, ID: r.ID, Err: err}
-		}
-		return i, nil
+		return i, err
 	})
 	if err != nil {
 		return "", err

@@ -100,9 +100,11 @@ func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 		a.store = from.Tokens
 		return a, a.open(ctx)
 	}
-	now := time.Now()
-	d, err := a.create(now)
-	if err != nil {
+	if err := a.withoutStore(); err != nil {
+		return nil, err
+	}
+	now, d := time.Now(), newDocument()
+	if err := a.create(d, now, a.newKey); err != nil {
 		return nil, err
 	}
 	// There may be no keys of ours, so the number of the files is enough.

@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
@@ -53,9 +55,9 @@ func (a *Authority) rotate(ctx context.Context, why, op string, kind rotation.Ki
 	if renews {
 		return a.renew(ctx, why)
 	}
-	fresh, err := a.newKey(kind) // before any lock: an RSA key takes its time
+	fresh, err := a.makeKey(ctx, kind, a.alg(kind)) // before any lock: a key takes its time
 	if err != nil {
-		return KeyStatus{}, err
+		return KeyStatus{}, a.opError(op, err)
 	}
 	err = a.update(ctx, why, func(d *rotation.Document, now time.Time) error {
 		if err := d.MayPrepare(kind, true); err != nil { // another rotation may have been faster
@@ -92,18 +94,26 @@ func (e *opError) Unwrap() error { return e.err }
 // renew replaces the active root's certificate by a new one with the same key and subject. Leaves verify with either
 // certificate, so no step has to wait.
 func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
+	from, now := a.current().active(), time.Now()
+	var issuer *pki.Issuer
+	renew := func(context.Context) (err error) {
+		issuer, err = from.Issuer.Renew(now.Add(-a.cfg.Backdate), now.Add(a.cfg.Rotation.RootTTL))
+		return err
+	}
+	if err := a.custody.call(ctx, signPatience, renew); err != nil {
+		return KeyStatus{}, a.opError("renew the root of", err)
+	}
 	var renewed rotation.Key
 	err := a.update(ctx, why, func(d *rotation.Document, now time.Time) error {
 		if err := d.MayPrepare(rotation.Root, false); err != nil {
 			return err
 		}
 		old := d.In(rotation.Root, rotation.Active)
-		if old.Tainted {
+		switch {
+		case old.Tainted:
 			return fmt.Errorf("%w: root %s was tainted just now, and its key needs a successor", ErrRotating, old.ID)
-		}
-		issuer, err := old.Issuer.Renew(now.Add(-a.cfg.Backdate), now.Add(a.cfg.Rotation.RootTTL))
-		if err != nil {
-			return err
+		case old.ID != from.ID:
+			return fmt.Errorf("%w: root %s has replaced root %s", ErrRotating, old.ID, from.ID)
 		}
 		cert := issuer.Certificate()
 		if !rotation.SameAuthority(old.Cert, cert) {
@@ -142,20 +152,22 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	}
 	kind, id := k.Kind(), k.ID
 	defer a.settle(ctx)
+	// Run, in a replica that signs tokens, prepares the successor of a JWT key.
+	prepares := (kind == rotation.Root || a.cfg.JWT != nil) && a.current().NeedsSuccessor(id)
 	var successor rotation.Key
-	err = a.update(ctx, asked, func(d *rotation.Document, now time.Time) (err error) {
-		// Run, in a replica that signs tokens, prepares the successor of a JWT key.
-		prepares := (kind == rotation.Root || a.cfg.JWT != nil) && d.NeedsSuccessor(id)
+	if prepares {
+		if successor, err = a.makeKey(ctx, kind, a.alg(kind)); err != nil {
+			// Run tries again. That nothing that the key signs is proof any more must not wait for a custodian.
+			a.cfg.Logger.LogAttrs(ctx, slog.LevelError, "no successor yet of a tainted key", slog.Any("err", err))
+		}
+	}
+	err = a.update(ctx, asked, func(d *rotation.Document, now time.Time) error {
+		prepares := successor.ID != "" && d.NeedsSuccessor(id)
 		if !d.Taint(id, a.taintGrace, now) {
 			return errNoChange
 		}
 		if !prepares {
 			return nil
-		}
-		if successor.ID == "" {
-			if successor, err = a.newKey(kind); err != nil {
-				return err
-			}
 		}
 		successor = d.Prepare(successor, a.cfg.Rotation.Propagation, now)
 		return nil
@@ -193,9 +205,10 @@ func (a *Authority) Revoke(ctx context.Context, id string, now bool) (done strin
 	}
 	id = k.ID
 	defer a.settle(ctx)
-	successor := func() (rotation.Key, error) { return a.newSuccessor(&k) }
-	if !now {
-		successor = nil
+	var successor func() (rotation.Key, error)
+	if now {
+		fresh, err := a.newSuccessor(ctx, &k)
+		successor = func() (rotation.Key, error) { return fresh, err }
 	}
 	var made *rotation.Key
 	err = a.update(ctx, asked, func(d *rotation.Document, at time.Time) (err error) {
@@ -236,13 +249,12 @@ func revoked(k, made *rotation.Key) string {
 	return text + "; make all workloads renew"
 }
 
-// newSuccessor makes a key that can replace k.
-func (a *Authority) newSuccessor(k *rotation.Key) (fresh rotation.Key, err error) {
-	if k.Kind() == rotation.Root || a.cfg.JWT != nil {
-		fresh, err = a.newKey(k.Kind())
-	} else {
-		fresh, err = newJWTKey(k.Algorithm)
+// newSuccessor makes a key that can replace k, if it signs and nothing is to replace it yet.
+func (a *Authority) newSuccessor(ctx context.Context, k *rotation.Key) (fresh rotation.Key, err error) {
+	if s := a.current(); s.In(k.Kind(), rotation.Distributing) != nil {
+		return fresh, errors.New("the keys have changed meanwhile; try again")
 	}
+	fresh, err = a.makeKey(ctx, k.Kind(), cmp.Or(a.alg(k.Kind()), k.Algorithm))
 	fresh.Terms = fresh.Terms.Raise(k.Terms)
 	return fresh, err
 }
@@ -295,7 +307,21 @@ func (a *Authority) Run(ctx context.Context) error {
 	if a.files != nil {
 		following.Go(func() { _ = a.files.follower.Run(ctx) })
 	}
-	r := runner{a: a, nextSync: time.Now().Add(a.syncWait())}
+	changed := make(chan struct{}, 1)
+	if store, ok := a.store.(watched); ok {
+		following.Go(func() {
+			store.Watch(ctx, func() {
+				select {
+				case changed <- struct{}{}:
+				default:
+				}
+			})
+		})
+	}
+	if a.store != nil && len(a.custody.all()) > 0 && !a.views() {
+		following.Go(func() { a.keepCustody(ctx) })
+	}
+	r := runner{a: a, nextSync: time.Now().Add(a.syncWait()), ended: make(chan error, 1), beside: following.Go}
 	if o := &a.cfg.Rotation; o.KeepKey {
 		r.nextCheck = time.Now().Add(o.CheckInterval)
 		if !o.NoJitter {
@@ -316,6 +342,10 @@ func (a *Authority) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-s.changed:
 		case <-a.events.kept:
+		case <-changed:
+			r.nextSync = time.Now()
+		case err := <-r.ended:
+			r.rotated(ctx, err)
 		case <-timer.C:
 		}
 		timer.Stop()
@@ -331,6 +361,10 @@ type runner struct {
 	nextTry   time.Time // when to retry a rotation that failed
 	nextNote  time.Time // when to log again that the root stays
 	stuck     *state    // the state that could not be stored
+
+	rotating bool         // a rotation is being prepared, and sends its result to ended
+	ended    chan error   // for one result
+	beside   func(func()) // calls a function in a goroutine
 }
 
 // work does the work that is due at s, and returns how long to wait if nothing changes.
@@ -358,7 +392,7 @@ func (r *runner) work(ctx context.Context, s *state) time.Duration {
 		}
 		wait = min(wait, left)
 	}
-	if a.cfg.Rotation.Manual {
+	if r.rotating {
 		return wait
 	}
 	if time.Until(r.nextTry) > 0 {
@@ -366,14 +400,21 @@ func (r *runner) work(ctx context.Context, s *state) time.Duration {
 		return wait
 	}
 	for _, kind := range rotation.Kinds {
+		if a.cfg.Rotation.Manual && s.In(kind, rotation.Active) != nil {
+			continue
+		}
 		at, ok := r.replaceAt(s, kind)
 		switch {
 		case !ok:
 		case time.Until(at) > 0:
 			until(at)
 		default:
-			_, err := a.rotate(ctx, due, "rotate the "+kind.String()+" of", kind)
-			return r.rotated(ctx, kind.String()+" rotation failed", err)
+			r.rotating = true
+			r.beside(func() { // the store is read meanwhile
+				_, err := a.rotate(ctx, due, "rotate the "+kind.String()+" of", kind)
+				r.ended <- err
+			})
+			return wait
 		}
 	}
 	return wait
@@ -409,8 +450,10 @@ func (r *runner) show(ctx context.Context, s *state) (time.Duration, error) {
 func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 	cfg, k := &r.a.cfg, s.In(kind, rotation.Active)
 	switch {
-	case k == nil || s.In(kind, rotation.Distributing) != nil || kind == rotation.Token && cfg.JWT == nil:
+	case s.In(kind, rotation.Distributing) != nil || kind == rotation.Token && cfg.JWT == nil:
 		return time.Time{}, false
+	case k == nil: // the first key for tokens; a root is in files
+		return time.Time{}, kind == rotation.Token && r.a.store != nil && !r.a.views()
 	case k.Tainted: // the bundle was full, so there is no successor
 		return time.Time{}, true
 	case kind == rotation.Token: // so that its successor signs once it has signed for KeyTTL
@@ -451,16 +494,16 @@ func (r *Rotation) replaceAt(active *x509.Certificate, longest time.Duration) ti
 	return active.NotAfter.Add(-half)
 }
 
-// rotated returns how long to wait after an attempt to rotate.
-func (r *runner) rotated(ctx context.Context, what string, err error) time.Duration {
+// rotated takes the result of an attempt to rotate.
+func (r *runner) rotated(ctx context.Context, err error) {
+	r.rotating = false
 	if err == nil || ctx.Err() != nil {
-		return 0
+		return
 	}
 	if !errors.Is(err, ErrRotating) {
-		r.a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, what, slog.Any("err", err),
+		r.a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "rotation failed", slog.Any("err", err),
 			slog.Duration("retry_in", rotateRetry))
 	}
 	r.nextTry = time.Now().Add(rotateRetry)
 	r.nextCheck = r.nextTry
-	return rotateRetry
 }

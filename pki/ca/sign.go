@@ -190,7 +190,7 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 	err := a.issue(ctx, rotation.Root, r.ID, cmp.Or(r.LimitKey, r.Caller), r.TTL, func(g *grant) (*Issuance, error) {
 		leaf, err := g.sign(&r, a.cfg.EmptySubject)
 		if err != nil {
-			return nil, generationError(r.ID, err)
+			return nil, err
 		}
 		chain = append([]*x509.Certificate{leaf}, g.above...)
 		return newIssuance(&r, leaf, g.key.Cert, g.now), nil
@@ -215,9 +215,20 @@ func (a *Authority) issue(ctx context.Context, kind rotation.Kind, id spiffe.ID,
 	if err != nil {
 		return err
 	}
-	i, err := sign(g)
-	if err != nil {
-		return err
+	var i *Issuance
+	if g.key.Name == "" && (a.files == nil || a.files.key == nil) {
+		i, err = sign(g)
+	} else { // the private key is elsewhere
+		err = a.custody.call(ctx, signPatience, func(context.Context) (err error) {
+			i, err = sign(g)
+			return err
+		})
+	}
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return signCanceled(ctx, id)
+	case err != nil:
+		return generationError(id, err)
 	}
 	return a.audit(ctx, i)
 }
@@ -338,6 +349,8 @@ func generationError(id spiffe.ID, err error) error {
 	kind := ErrGeneration
 	if errors.Is(err, pki.ErrWeakKey) {
 		kind = ErrCSR
+	} else if _, ok := errors.AsType[*custodyError](err); ok {
+		kind = spiffe.ErrNotReady
 	} else if _, ok := errors.AsType[*pki.ProfileError](err); ok {
 		kind = ErrIdentity // the key and the dates are good, so a name is not
 	}

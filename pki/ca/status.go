@@ -32,6 +32,7 @@ type KeyStatus struct {
 	ID string // the serial number of a root in hexadecimal, or the key ID
 
 	Certificate *x509.Certificate // of a root, shared; do not change
+	Custody     string            // the name of the private key at a custodian; empty if the store has it, or it is gone
 	Algorithm   string            // "alg" of the tokens of a JWT key
 	PublicKey   crypto.PublicKey  // of a JWT key
 
@@ -54,7 +55,7 @@ type KeyStatus struct {
 
 func status(k rotation.Key) KeyStatus {
 	return KeyStatus{
-		ID: k.ID, Certificate: k.Cert, Algorithm: k.Algorithm, PublicKey: k.Public,
+		ID: k.ID, Certificate: k.Cert, Custody: k.Name, Algorithm: k.Algorithm, PublicKey: k.Public,
 		Phase: string(k.Phase), Tainted: k.Tainted,
 		Prepared:  k.Prepared.Round(0), // without the monotonic reading, which means nothing to others
 		Activates: k.Activates.Round(0),
@@ -80,6 +81,9 @@ func (s KeyStatus) worded() KeyStatus {
 	case !s.Retires.IsZero():
 		what += ", leaves the bundle at " + s.Retires.UTC().Format(time.RFC3339)
 	}
+	if s.Custody != "" {
+		what += ", private key " + s.Custody
+	}
 	s.redacted = redact.New(what)
 	return s
 }
@@ -90,6 +94,10 @@ type Status struct {
 	Sequence    uint64      // of the bundle
 	Roots       []KeyStatus // in the bundle, oldest first
 	JWTKeys     []KeyStatus // in the bundle, oldest first
+
+	// Loose are the names of private keys at custodians that no key has: they are to be destroyed, or a next key may have
+	// them. Keep a former custodian until it has none of them.
+	Loose []string
 
 	// Synced is when the store last answered, or the files of a plugged-in CA were last valid; zero for an authority
 	// of [New]. SyncError is the failure since then, or nil. The authority goes on working: [Open] says for how long.
@@ -103,6 +111,9 @@ func (a *Authority) Status() Status {
 	out := Status{TrustDomain: a.cfg.TrustDomain, Sequence: s.sequence, Roots: s.roots()}
 	for _, k := range s.Keys[rotation.Token] {
 		out.JWTKeys = append(out.JWTKeys, status(k))
+	}
+	for _, l := range s.Loose {
+		out.Loose = append(out.Loose, l.Name)
 	}
 	a.mu.Lock()
 	out.Synced, out.SyncError = a.synced, a.syncErr

@@ -47,6 +47,11 @@ type Store interface {
 	Save(ctx context.Context, r Record) (version string, err error)
 }
 
+// watched is a [Store] that announces changes.
+type watched interface {
+	Watch(ctx context.Context, changed func())
+}
+
 // Record is the contents of a [Store]. [NewRecord] makes one. It holds private keys and never prints them, even
 // inside another value.
 type Record struct {

@@ -69,6 +69,9 @@ func (a *Authority) open(ctx context.Context) error {
 		err := a.update(ctx, "", nil)
 		switch {
 		case err == nil:
+			if err := a.checkCustody(ctx); err != nil {
+				return err
+			}
 			a.opened(ctx)
 			return nil
 		case ctx.Err() == nil && lasts(err):
@@ -89,7 +92,7 @@ func (a *Authority) open(ctx context.Context) error {
 // lasts reports whether an error in opening a store is for an operator to mend.
 func lasts(err error) bool {
 	_, creation := errors.AsType[*creationError](err)
-	return creation || errors.Is(err, ErrUnfit) || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS)
+	return creation || errors.Is(err, ErrUnfit) || errors.Is(err, errors.ErrUnsupported) || errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS)
 }
 
 // creationError says that no CA can be made with these settings, whatever the store.
@@ -159,7 +162,11 @@ func (a *Authority) attempt(ctx context.Context, reload bool, why string,
 	remarked := false
 	if change != nil {
 		edited := d.Clone()
-		switch err := change(edited, now); {
+		err := change(edited, now)
+		if err == nil {
+			err = edited.Account(d, now)
+		}
+		switch {
 		case err == nil:
 			d, decided = edited, true
 		case errors.Is(err, errRemark):
@@ -247,12 +254,7 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 		if keys := a.files == nil || a.cfg.JWT != nil; keys && !a.cfg.Create {
 			return based{}, &creationError{a.missing(err)}
 		}
-		if a.fresh == nil { // once: retries use the same CA, as an earlier save may have landed
-			if a.fresh, err = a.create(start); err != nil {
-				return based{}, &creationError{err}
-			}
-		}
-		return based{Document: a.fresh, dirty: true}, nil
+		return a.first(ctx, newDocument(), "", start)
 	case errors.Is(err, ErrNoRecord):
 		s := a.current()
 		return based{Document: s.Document, dirty: true, vanished: true}, nil
@@ -266,9 +268,15 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 		s := a.current()
 		return based{Document: s.Document, version: s.version, dirty: s.dirty, read: start}, nil
 	}
-	d, changed, err := a.read(r, start)
+	d, changed, err := a.read(ctx, r, start)
 	if err != nil {
 		return based{}, err
+	}
+	if mem == nil && d.Begun() {
+		if a.views() {
+			return based{}, fmt.Errorf("ca: %w: a CA is being made", ErrNoRecord)
+		}
+		return a.first(ctx, d, r.Version, start)
 	}
 	if mem != nil {
 		if err := follows(mem.Document, d); err != nil {
@@ -276,6 +284,20 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 		}
 	}
 	return based{Document: d.Merge(a.known(), start), version: r.Version, dirty: changed, read: start}, nil
+}
+
+// first returns the keys of a new CA, of which the store has d as version, if that is not empty.
+func (a *Authority) first(ctx context.Context, d *rotation.Document, version string, now time.Time) (based, error) {
+	if a.custody.Keys != nil {
+		return a.begin(ctx, d, version, now)
+	}
+	if a.fresh == nil { // once: retries use the same CA, as an earlier save may have landed
+		if err := a.create(d, now, a.newKey); err != nil {
+			return based{}, &creationError{err}
+		}
+		a.fresh = d
+	}
+	return based{Document: a.fresh, version: version, dirty: true}, nil
 }
 
 // follows returns an error unless d, which was read, may replace the document in use.
@@ -298,9 +320,10 @@ func (a *Authority) withRequiredKeys(d *rotation.Document, now time.Time) (*rota
 	edited := next.Raise(rotation.Root, a.cfg.terms(rotation.Root))
 	if a.cfg.JWT != nil {
 		edited = next.Raise(rotation.Token, a.cfg.terms(rotation.Token)) || edited
-		if next.In(rotation.Token, rotation.Active) == nil && next.MayPrepare(rotation.Token, true) == nil {
+		if next.In(rotation.Token, rotation.Active) == nil && next.MayPrepare(rotation.Token, true) == nil &&
+			a.custody.Keys == nil { // otherwise Run makes it
 			// The first token key of a CA whose bundle verifiers may already have.
-			fresh, err := a.newKey(rotation.Token)
+			fresh, err := a.newKey(rotation.Token, a.cfg.JWT.Algorithm)
 			if err != nil {
 				return nil, false, &creationError{err}
 			}
@@ -319,28 +342,11 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, 
 	if a.store == nil {
 		return a.install(d, "", time.Time{}, time.Now(), base.Document, why)
 	}
-	d = d.Clone()
-	d.Revision++
-	d.Writer = rotation.RandomID()
-	data, err := record(d, a.cfg.TrustDomain)
-	if err != nil {
-		return a.note(ctx, &creationError{fmt.Errorf("ca: record of %s, which is not written: %w", a.cfg.TrustDomain,
-			err)})
-	}
 	first, known := a.state.Load() == nil, a.known()
 	start := time.Now()
-	saving, cancel := context.WithTimeout(ctx, a.patience())
-	stored, err := a.store.Save(saving, NewRecord(base.version, data))
-	cancel()
-	switch {
-	case errors.Is(err, ErrConflict):
+	d, stored, err := a.write(ctx, d, base.version)
+	if err != nil {
 		return a.note(ctx, err)
-	case err != nil:
-		// The write may have happened anyway. If so, the record is ours; if not, or if that is unknown, the next
-		// reading shows it.
-		if stored = a.landed(ctx, d.Writer, start); stored == "" {
-			return a.note(ctx, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, within(err)))
-		}
 	}
 	if err := a.install(d, stored, start, time.Now(), base.Document, why); err != nil {
 		return err
@@ -359,13 +365,42 @@ func (a *Authority) save(ctx context.Context, d *rotation.Document, base based, 
 	return nil
 }
 
+// write stores d in place of the given version, and returns d as it was written, and its version.
+func (a *Authority) write(ctx context.Context, d *rotation.Document, version string) (*rotation.Document, string, error) {
+	d = d.Clone()
+	d.Revision++
+	d.Writer = rotation.RandomID()
+	data, err := record(d, a.cfg.TrustDomain)
+	if err != nil {
+		return nil, "", &creationError{fmt.Errorf("ca: record of %s, which is not written: %w", a.cfg.TrustDomain, err)}
+	}
+	if err := a.seal(ctx, d, data); err != nil {
+		return nil, "", fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, err)
+	}
+	start := time.Now()
+	saving, cancel := context.WithTimeout(ctx, a.patience())
+	defer cancel()
+	stored, err := a.store.Save(saving, NewRecord(version, data))
+	switch {
+	case errors.Is(err, ErrConflict):
+		return nil, "", err
+	case err != nil:
+		// The write may have happened anyway. If so, the record is ours; if not, or if that is unknown, the next
+		// reading shows it.
+		if stored = a.landed(ctx, d.Writer, start); stored == "" {
+			return nil, "", fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, within(err))
+		}
+	}
+	return d, stored, nil
+}
+
 // landed returns the version of the record in the store if it is the writer's, and otherwise "".
 func (a *Authority) landed(ctx context.Context, writer string, now time.Time) string {
 	r, err := a.load(ctx)
 	if err != nil {
 		return ""
 	}
-	d, _, err := a.read(r, now)
+	d, _, err := a.read(ctx, r, now)
 	if err != nil || d.Writer != writer {
 		return ""
 	}

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -29,6 +30,79 @@ type Document struct {
 	Writer    string   // random, chosen for each write: it tells a reader whether the write was its own
 	Sequence  uint64   // of the bundle
 	Keys      [2][]Key // by kind, oldest first; at most one is Active; of roots exactly one, unless there are none
+	Loose     []Loose  // the private keys at custodians that no key has
+}
+
+// Loose is a private key at a custodian that no key of a document has. It is in the document before it is made, and
+// until it is destroyed, so that a crash at no moment leaves a key that no document names.
+type Loose struct {
+	Name  string    `json:"name"`
+	Use   string    `json:"use,omitempty"`  // of one that may be made by now: the kind and algorithm of the next key
+	Since time.Time `json:"since,omitzero"` // when the last key that had it left; it is to be destroyed
+}
+
+// Names returns the names of the private keys at custodians that d names.
+func (d *Document) Names() map[string]bool {
+	names := map[string]bool{}
+	for _, k := range slices.Concat(d.Keys[:]...) {
+		if k.Name != "" {
+			names[k.Name] = true
+		}
+	}
+	return names
+}
+
+// Begun reports whether d is the record of a CA that is being made: its private keys have names, and no more.
+func (d *Document) Begun() bool { return len(d.Keys[Root])+len(d.Keys[Token]) == 0 && len(d.Loose) > 0 }
+
+// Stake returns the name of a private key for the next key of this use, and whether d had it already.
+func (d *Document) Stake(use string) (name string, had bool) {
+	for _, l := range d.Loose {
+		if l.Use == use {
+			return l.Name, true
+		}
+	}
+	name = NamePrefix(d.Authority) + RandomID()[:16]
+	d.Loose = append(slices.Clip(d.Loose), Loose{Name: name, Use: use})
+	return name, false
+}
+
+// Drop returns d without the private key with this name, which was destroyed, and whether d had it.
+func (d *Document) Drop(name string) bool {
+	n := len(d.Loose)
+	d.Loose = slices.DeleteFunc(d.Loose, func(l Loose) bool { return l.Name == name && l.Use == "" })
+	return len(d.Loose) < n
+}
+
+// NamePrefix begins the names of the private keys of the CA with this ID.
+func NamePrefix(authority string) string { return "svidkit-" + authority + "-" }
+
+// Account brings d.Loose up to date after a change of before's keys. A private key that no key has any more is to be
+// destroyed. A key that joined must have a private key that was loose, and is not to be destroyed.
+func (d *Document) Account(before *Document, now time.Time) error {
+	had, has := before.Names(), d.Names()
+	var loose []Loose
+	for _, l := range d.Loose {
+		switch {
+		case !has[l.Name]:
+			loose = append(loose, l)
+		case l.Use == "":
+			return fmt.Errorf("the private key %s is to be destroyed by now", l.Name)
+		}
+		had[l.Name] = true
+	}
+	for name := range has {
+		if !had[name] {
+			return fmt.Errorf("the private key %s is not in the record", name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(before.Names())) {
+		if !has[name] {
+			loose = append(loose, Loose{Name: name, Since: now.UTC().Round(0)})
+		}
+	}
+	d.Loose = loose
+	return nil
 }
 
 // Clone returns a document that may be changed, including its keys.
@@ -37,6 +111,7 @@ func (d *Document) Clone() *Document {
 	for kind := range c.Keys {
 		c.Keys[kind] = slices.Clone(d.Keys[kind])
 	}
+	c.Loose = slices.Clone(d.Loose)
 	return &c
 }
 
@@ -127,6 +202,7 @@ func (d *Document) Advance(now time.Time) (*Document, []Event) {
 	if len(events) == 0 {
 		return d, nil
 	}
+	_ = next.Account(d, now) // no key has joined
 	return &next, events
 }
 
@@ -320,7 +396,7 @@ func (d *Document) Postpone(known *Document, now time.Time) (_ *Document, change
 // other root takes over now, and the old one retires after the longest lifetime of a leaf that an uninformed replica
 // may still sign.
 func (d *Document) ReplaceActive(next Key, now time.Time) error {
-	active := d.In(Root, Active)
+	active, before := d.In(Root, Active), d.Clone()
 	old := *active
 	if old.Cert.Equal(next.Cert) {
 		return nil
@@ -341,7 +417,7 @@ func (d *Document) ReplaceActive(next Key, now time.Time) error {
 	if renewed {
 		next.Prepared, next.Activates = old.Prepared, old.Activates
 		*active = next
-		return nil
+		return d.Account(before, now)
 	}
 	*active = old.retired(now.Add(old.Propagation))
 	// The active root comes before the distributing one.
@@ -350,6 +426,9 @@ func (d *Document) ReplaceActive(next Key, now time.Time) error {
 		at = len(d.Keys[Root])
 	}
 	d.Keys[Root] = slices.Insert(d.Keys[Root], at, next)
+	if err := d.Account(before, now); err != nil {
+		return err
+	}
 	return d.checkRoom()
 }
 

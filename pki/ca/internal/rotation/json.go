@@ -35,6 +35,7 @@ type (
 		Sequence    uint64    `json:"sequence"`
 		Roots       []keyJSON `json:"roots,omitempty"`
 		JWTKeys     []keyJSON `json:"jwt_keys,omitempty"`
+		Loose       []Loose   `json:"loose_keys,omitempty"`
 	}
 	keyJSON struct {
 		Certificate string     `json:"certificate,omitempty"` // PEM; of a root
@@ -42,6 +43,7 @@ type (
 		Algorithm   string     `json:"algorithm,omitempty"`
 		PublicKey   string     `json:"public_key,omitempty"`  // PEM, PKIX
 		PrivateKey  string     `json:"private_key,omitempty"` // PEM, PKCS#8; only of keys that may still sign
+		KeyName     string     `json:"key_name,omitempty"`    // instead of it: of the private key at a custodian
 		Phase       Phase      `json:"phase"`
 		Prepared    time.Time  `json:"prepared"`
 		Activates   time.Time  `json:"activates"`
@@ -72,7 +74,7 @@ func (d *duration) UnmarshalText(text []byte) error {
 func (d *Document) Marshal(td spiffe.TrustDomain) ([]byte, error) {
 	j := stateJSON{
 		Version: stateVersion, TrustDomain: td.String(), Authority: d.Authority,
-		Revision: d.Revision, Writer: d.Writer, Sequence: d.Sequence,
+		Revision: d.Revision, Writer: d.Writer, Sequence: d.Sequence, Loose: d.Loose,
 	}
 	for kind, to := range []*[]keyJSON{&j.Roots, &j.JWTKeys} {
 		for _, k := range d.Keys[kind] {
@@ -87,13 +89,23 @@ func (d *Document) Marshal(td spiffe.TrustDomain) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = Parse(b, td)
+	_, err = Parse(b, td, func(_ string, public crypto.PublicKey) crypto.Signer { return absent{public} })
 	return b, err
+}
+
+// absent stands for a private key at a custodian.
+type absent struct{ public crypto.PublicKey }
+
+func (a absent) Public() crypto.PublicKey { return a.public }
+
+func (absent) Sign(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) {
+	return nil, errors.ErrUnsupported
 }
 
 func (k *Key) encode() (j keyJSON, err error) {
 	j = keyJSON{
-		Phase: k.Phase, Prepared: k.Prepared.UTC().Round(0), Activates: k.Activates.UTC().Round(0),
+		KeyName: k.Name,
+		Phase:   k.Phase, Prepared: k.Prepared.UTC().Round(0), Activates: k.Activates.UTC().Round(0),
 		Longest: duration(k.Longest), Grace: duration(k.Grace), Propagation: duration(k.Propagation),
 		Tainted: k.Tainted, TaintGrace: duration(k.TaintGrace),
 		Shown: k.Shown && k.Phase == Distributing,
@@ -101,7 +113,7 @@ func (k *Key) encode() (j keyJSON, err error) {
 	if !k.Retires.IsZero() {
 		j.Retires = new(k.Retires.UTC().Round(0))
 	}
-	if k.Secret != nil {
+	if k.Secret != nil && k.Name == "" {
 		b, err := pki.MarshalPrivateKeyPEM(k.Secret())
 		if err != nil {
 			return j, err
@@ -119,8 +131,9 @@ func (k *Key) encode() (j keyJSON, err error) {
 }
 
 // Parse reads a document. The result is fit to use: exactly one root signs, or there are no roots; a key that may
-// sign has its own private key, and other keys have none.
-func Parse(b []byte, td spiffe.TrustDomain) (*Document, error) {
+// sign has its own private key, and other keys have none. A private key at a custodian is what find returns.
+func Parse(b []byte, td spiffe.TrustDomain,
+	find func(name string, public crypto.PublicKey) crypto.Signer) (*Document, error) {
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields() // dropping a newer version's fields would lose them
 	var j stateJSON
@@ -133,10 +146,10 @@ func Parse(b []byte, td spiffe.TrustDomain) (*Document, error) {
 	if err := j.check(td); err != nil {
 		return nil, err
 	}
-	d := &Document{Authority: j.Authority, Revision: j.Revision, Writer: j.Writer, Sequence: j.Sequence}
+	d := &Document{Authority: j.Authority, Revision: j.Revision, Writer: j.Writer, Sequence: j.Sequence, Loose: j.Loose}
 	for kind, from := range [][]keyJSON{j.Roots, j.JWTKeys} {
 		for i, kj := range from {
-			k, err := kj.decode(Kind(kind), td)
+			k, err := kj.decode(Kind(kind), td, find)
 			if err != nil {
 				return nil, fmt.Errorf("%v %d: %w", Kind(kind), i+1, err)
 			}
@@ -191,9 +204,10 @@ func checkKeys(keys []Key) error {
 	return nil
 }
 
-func (j *keyJSON) decode(kind Kind, td spiffe.TrustDomain) (Key, error) {
+func (j *keyJSON) decode(kind Kind, td spiffe.TrustDomain,
+	find func(string, crypto.PublicKey) crypto.Signer) (Key, error) {
 	k := Key{
-		Phase: j.Phase, Prepared: j.Prepared, Activates: j.Activates,
+		Name: j.KeyName, Phase: j.Phase, Prepared: j.Prepared, Activates: j.Activates,
 		Terms: Terms{Longest: time.Duration(j.Longest), Grace: time.Duration(j.Grace),
 			Propagation: time.Duration(j.Propagation)},
 		Tainted: j.Tainted, TaintGrace: time.Duration(j.TaintGrace), Shown: j.Shown,
@@ -207,29 +221,36 @@ func (j *keyJSON) decode(kind Kind, td spiffe.TrustDomain) (Key, error) {
 		return Key{}, fmt.Errorf("%.32q is not a phase", string(k.Phase))
 	case k.Prepared.IsZero() || k.Activates.IsZero():
 		return Key{}, errors.New("prepared or activates is missing")
-	case signs != (j.PrivateKey != ""):
-		return Key{}, fmt.Errorf("it is %v, and its private key is there: %v", k.Phase, j.PrivateKey != "")
+	case signs != (j.PrivateKey+j.KeyName != ""):
+		return Key{}, fmt.Errorf("it is %v, and its private key is there: %v", k.Phase, !signs)
+	case j.PrivateKey != "" && j.KeyName != "":
+		return Key{}, errors.New("its private key is here and at a custodian")
 	case signs && !k.Retires.IsZero() || k.Phase == Retiring && k.Retires.IsZero():
 		return Key{}, fmt.Errorf("it is %v, and the time at which it retires is there: %v", k.Phase,
 			!k.Retires.IsZero())
 	}
-	var signer crypto.Signer
-	if signs {
-		var err error
-		if signer, err = pki.ParsePrivateKeyPEM([]byte(j.PrivateKey)); err != nil {
-			return Key{}, err
+	secret := func(public crypto.PublicKey) (signer crypto.Signer, err error) {
+		switch {
+		case !signs:
+			return nil, nil
+		case j.KeyName != "":
+			signer = find(j.KeyName, public)
+		default:
+			signer, err = pki.ParsePrivateKeyPEM([]byte(j.PrivateKey))
 		}
 		k.Secret = redact.Seal(signer)
+		return signer, err
 	}
 	decode := k.decodeRoot
 	if kind == Token {
 		decode = k.decodeToken
 	}
-	err := decode(j, td, signer)
+	err := decode(j, td, secret)
 	return k, err
 }
 
-func (k *Key) decodeRoot(j *keyJSON, td spiffe.TrustDomain, signer crypto.Signer) error {
+func (k *Key) decodeRoot(j *keyJSON, td spiffe.TrustDomain,
+	secret func(crypto.PublicKey) (crypto.Signer, error)) error {
 	certs, err := pki.ParseCertificatesPEM([]byte(j.Certificate))
 	if err != nil {
 		return err
@@ -238,8 +259,9 @@ func (k *Key) decodeRoot(j *keyJSON, td spiffe.TrustDomain, signer crypto.Signer
 		return fmt.Errorf("%d certificates", len(certs))
 	}
 	k.Cert, k.ID = certs[0], Serial(certs[0])
-	if signer == nil {
-		return nil
+	signer, err := secret(k.Cert.PublicKey)
+	if err != nil || signer == nil {
+		return err
 	}
 	for _, u := range k.Cert.URIs { // a root from elsewhere may have no URI, or its owner's address
 		if u.Scheme == "spiffe" && u.String() != td.ID().String() {
@@ -250,14 +272,16 @@ func (k *Key) decodeRoot(j *keyJSON, td spiffe.TrustDomain, signer crypto.Signer
 	return err
 }
 
-func (k *Key) decodeToken(j *keyJSON, td spiffe.TrustDomain, signer crypto.Signer) error {
+func (k *Key) decodeToken(j *keyJSON, td spiffe.TrustDomain,
+	secret func(crypto.PublicKey) (crypto.Signer, error)) error {
 	var err error
 	if k.Public, err = certpem.PublicKey([]byte(j.PublicKey)); err != nil {
 		return err
 	}
 	k.ID, k.Algorithm = j.KeyID, j.Algorithm
-	if signer == nil {
-		return nil
+	signer, err := secret(k.Public)
+	if err != nil || signer == nil {
+		return err
 	}
 	if !pki.PublicKeysEqual(k.Public, signer.Public()) {
 		return pki.ErrKeyMismatch

@@ -72,6 +72,7 @@ type Key struct {
 	Public    crypto.PublicKey  // of a JWT key
 
 	Secret func() crypto.Signer // nil once retiring, so that the key cannot sign any more
+	Name   string               // of the private key at a custodian, which Secret uses; empty if the record has it
 
 	Phase     Phase
 	Prepared  time.Time // when it joined the bundle
@@ -143,7 +144,7 @@ func (k Key) retired(at time.Time) Key {
 	if k.Tainted {
 		end = Earlier(end, at.Add(k.TaintGrace))
 	}
-	k.Phase, k.Issuer, k.Secret, k.Retires = Retiring, nil, nil, end
+	k.Phase, k.Issuer, k.Secret, k.Name, k.Retires = Retiring, nil, nil, "", end
 	return k
 }
 
