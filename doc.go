@@ -53,6 +53,7 @@
 //	pki/ca                  a certificate authority: stores, rotation, JWT-SVIDs, audit, limits
 //	pki/ca/auditlog         a durable record of what it signed
 //	pki/ca/kubesecret       its store in a Kubernetes Secret
+//	pki/ca/sqlstore         its store in a database
 //	pki/ra                  a registration authority over the signers of Kubernetes
 //	pki/caserver            a server for a CA
 //	pki/caserver/istioca    Istio's certificate API

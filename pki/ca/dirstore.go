@@ -2,8 +2,6 @@ package ca
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,7 +18,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/flock"
 	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/renew"
-	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
+	"github.com/svidkit/svidkit/pki/ca/internal/recordtext"
 )
 
 type dirStore struct {
@@ -35,7 +33,7 @@ const (
 	begunName  = "tmp-record.json" // is being written, and becomes record.json
 	lockName   = "lock"
 
-	maxBytes = 2 << 20 // of record.json
+	maxBytes = recordtext.MaxBytes + 1<<10 // of record.json
 )
 
 // errGone says that the directory, where this process has found a record before, is missing.
@@ -170,10 +168,7 @@ func (d *dirStore) current(root *os.Root) (Record, error) {
 	var file recordFile
 	var data map[string][]byte
 	if err = json.Unmarshal(b, &file); err == nil {
-		err = json.Unmarshal(file.Data, &data)
-	}
-	if err == nil && !strings.HasSuffix(file.Version, "-"+sumOf(file.Data)) {
-		err = errors.New("its contents are not what was saved")
+		data, err = recordtext.Decode(file.Version, file.Data)
 	}
 	if err != nil {
 		return Record{}, damaged(err)
@@ -185,11 +180,6 @@ func (d *dirStore) current(root *os.Root) (Record, error) {
 func damaged(err error) error {
 	return &unfitError{fmt.Errorf("the record is damaged: %w; no new CA is made and nothing is removed; restore the "+
 		"directory from a backup", within(err))}
-}
-
-func sumOf(data []byte) string {
-	sum := sha256.Sum256(data)
-	return hex.EncodeToString(sum[:16])
 }
 
 // read returns the contents of a file that must be private and not too large.
@@ -285,17 +275,14 @@ func (d *dirStore) save(ctx context.Context, r Record) (string, error) {
 
 // replace writes a record in place of the current one, and returns its version. The lock is held.
 func (d *dirStore) replace(ctx context.Context, root *os.Root, data map[string][]byte) (string, error) {
-	items, err := json.Marshal(data)
+	version, items, err := recordtext.Encode(data)
 	if err != nil {
 		return "", err
 	}
-	file := recordFile{Version: rotation.RandomID() + "-" + sumOf(items), Data: items}
+	file := recordFile{Version: version, Data: items}
 	b, err := json.Marshal(file)
 	if err != nil {
 		return "", err
-	}
-	if len(b) > maxBytes {
-		return "", fmt.Errorf("the record would have %d bytes, the limit is %d", len(b), maxBytes)
 	}
 	if err := d.disk.RemoveAll(root, begunName); err != nil { // left by a crash
 		return "", err

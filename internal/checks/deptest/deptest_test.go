@@ -197,7 +197,8 @@ func TestReach(t *testing.T) {
 		{[]string{"sds", "sds/xdsproxy", "spiffe/workloadapi", "caclient/istioca", "caclient/linkerd"}, []string{protowire, ofIt, ofItToo, cryptobyte}},
 		{[]string{"pki/caserver/istioca", "pki/caserver/linkerd", "caclient/caclienttest"}, []string{protowire, ofIt, ofItToo, cryptobyte, jose, fsnotify, sys}},
 		{[]string{
-			"spiffe/spiffetest", "pki", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/ra", "caclient", "caclient/local", "secretcache",
+			"spiffe/spiffetest", "pki", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/ca/sqlstore", "pki/ra", "caclient", "caclient/local",
+			"secretcache",
 		}, []string{cryptobyte, jose, fsnotify, sys}},
 	} {
 		for _, name := range c.packages {

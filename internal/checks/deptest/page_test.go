@@ -42,7 +42,7 @@ var floors = []struct {
 	core: {"core", "Core", "The standard library, go-jose for tokens, x/crypto for ASN.1, fsnotify for files.", []string{
 		"authn", "authn/athenz", "authn/athenz/athenzname", "authn/jwt", "authn/kube", "authn/tokensource",
 		"caclient", "caclient/athenz", "caclient/googlecas", "caclient/local", "caclient/stepca", "caclient/vault",
-		"pki", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/linkerdname", "pki/ra", "secretcache",
+		"pki", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/ca/sqlstore", "pki/linkerdname", "pki/ra", "secretcache",
 		"spiffe/federation", "spiffe/filesink", "spiffe/filesource", "spiffe/health", "spiffe/jwtsvid", "spiffe/source", "spiffe/spiffetls",
 		"spiffe/unixsocket",
 	}},

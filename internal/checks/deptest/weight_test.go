@@ -45,6 +45,7 @@ func TestWeight(t *testing.T) {
 		{"pki/ca", "ca.Open, (*ca.Authority).Sign, (*ca.Authority).Run", 6},
 		{"pki/ca/auditlog", "auditlog.Open, (*auditlog.Log).Record, auditlog.Verify", 6},
 		{"pki/ca/kubesecret", "kubesecret.New, (*kubesecret.Store).Save", 8},
+		{"pki/ca/sqlstore", "sqlstore.New, sqlstore.Schema", 8},
 		{"pki/ra", "ra.New, (*ra.RA).Sign", 8},
 		{"pki/caserver", "caserver.New, (*caserver.Server).Run", 7.6},
 		{"pki/caserver/podcert", "podcert.New, (*podcert.Signer).Run", 7.2},
