@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -78,6 +79,10 @@ func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	if err != nil {
 		a.Close()
 		undo()
+		if text := err.Error(); errors.Is(err, ca.ErrUnfit) && (strings.Contains(text, "custodian") ||
+			strings.Contains(text, "seal")) {
+			return nil, fmt.Errorf("%w; -custodian, -former-custodian, -seal and -unseal name custodians", err)
+		}
 		if uid := os.Getuid(); errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 			err = fmt.Errorf("%w; run this as the user that the directory belongs to (it is user %d now), or name a "+
 				"directory in -state-dir that this one may write to", err, uid)
@@ -106,7 +111,7 @@ func (a *Authority) open(ctx context.Context, c *Config, cfg ca.Config, o OpenOp
 			cfg.Auditor = a.audit // a nil *auditlog.Log in the interface would not be nil
 		}
 	}
-	if cfg.Custody, err = a.openCustody(ctx, &c.custody); err != nil {
+	if cfg.Custody, err = a.openCustody(ctx, &c.Custody); err != nil {
 		return err
 	}
 	return open(cfg)
@@ -139,7 +144,7 @@ func (c *Config) mayCreate() bool {
 	if c.given["create"] || c.temporary {
 		return c.create || c.temporary
 	}
-	if c.Kubernetes || c.given["state-dir"] || c.custody.store != nil {
+	if c.Kubernetes || c.given["state-dir"] || c.Custody.store != nil {
 		return false
 	}
 	entries, err := os.ReadDir(c.StateDir)
@@ -266,7 +271,7 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 func (a *Authority) missing(c *Config, err error) error {
 	find := "name its directory in -state-dir, mount its volume"
 	switch {
-	case c.custody.store != nil:
+	case c.Custody.store != nil:
 		find = "name its database in -store"
 	case c.Kubernetes:
 		find = "name its namespace in -namespace"
@@ -308,7 +313,7 @@ func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	switch _, err := store.Load(ctx); {
-	case errors.Is(err, ca.ErrNoRecord), (c.Kubernetes || c.custody.store != nil) && err != nil:
+	case errors.Is(err, ca.ErrNoRecord), (c.Kubernetes || c.Custody.store != nil) && err != nil:
 		return nil
 	case c.Kubernetes:
 		log.Warn("caconfig: the own CA signs nothing any more, as one is plugged in; -replace-own-ca says that "+
@@ -322,13 +327,13 @@ func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
 
 // store returns the store with that name: a record in a database, a Secret, or a directory.
 func (a *Authority) store(ctx context.Context, c *Config, secret, folder string) (ca.Store, error) {
-	if at := c.custody.store; at != nil {
+	if at := c.Custody.store; at != nil {
 		record := c.CA.TrustDomain.String()
 		if folder != "ca" {
 			record += ".TOKENS" // no trust domain has upper-case letters
 		}
 		a.Where = "in " + at.Redacted() + ", as " + record
-		store, err := c.custody.kinds.Stores[at.Scheme].Open(ctx, at, record)
+		store, err := c.Custody.kinds.Stores[at.Scheme].Open(ctx, at, record)
 		if err != nil {
 			return nil, fmt.Errorf("-store: %w", err)
 		}
@@ -443,8 +448,14 @@ func (a *Authority) WriteStatus(out io.Writer) {
 	for _, k := range s.JWTKeys {
 		fmt.Fprintln(out, k)
 	}
+	for _, name := range s.Loose {
+		fmt.Fprintf(out, "private key %s: to be destroyed, or for a next key\n", name)
+	}
 	if s.SyncError != nil {
 		fmt.Fprintf(out, "the store: %v\n", s.SyncError)
+	}
+	if err := a.Own.Health().Keys; err != nil {
+		fmt.Fprintf(out, "the custodian: %s\n", strings.TrimPrefix(err.Error(), "ca: "))
 	}
 }
 

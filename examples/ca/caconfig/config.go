@@ -64,6 +64,8 @@ type Config struct {
 	// of an agent on this machine: the address and the roots of the CA, and the identity demo/web.
 	SecretFile string
 
+	Custody Custody // of private keys
+
 	flags              *flag.FlagSet
 	inCluster          bool // this process runs in a pod
 	grace              int  // percent
@@ -90,7 +92,6 @@ type Config struct {
 	callers               callers
 	renew                 renewal
 	clusterOptions
-	custody custody
 
 	istioAddr, linkerdAddr, bundleAddr, adminAddr string // not served if empty
 	oidc                                          struct{ issuer, algorithm, addr, cert, key string }
@@ -256,8 +257,8 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.StringVar(&c.adminAddr, "admin-addr", "127.0.0.1:15014",
 		"`address` of metrics and health, without TLS; empty: none")
 	fs.Func("dns-names", "further `names` in the certificate of the server [ISTIOD_CUSTOM_HOST]", list(&c.dnsNames))
-	c.custody.define(fs)
-	if define := c.custody.kinds.Flags; define != nil {
+	c.Custody.define(fs)
+	if define := c.Custody.kinds.Flags; define != nil {
 		define(fs)
 	}
 }
@@ -278,7 +279,7 @@ func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config
 
 // Parse is [Parse] for a program with these kinds.
 func (k Kinds) Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config, error) {
-	c := &Config{flags: fs, custody: custody{kinds: k}, inCluster: getenv("KUBERNETES_SERVICE_HOST") != "",
+	c := &Config{flags: fs, Custody: Custody{kinds: k}, inCluster: getenv("KUBERNETES_SERVICE_HOST") != "",
 		clusterOptions: clusterOptions{getenv: getenv}}
 	c.define(fs)
 	usage := fs.Usage
@@ -397,8 +398,8 @@ func (c *Config) check(serve bool) error {
 		badIssuer = jws.CheckIssuer(c.oidc.issuer)
 	}
 	badStore := ""
-	if c.custody.storeURL != "" {
-		badStore = c.custody.setStore(c.custody.storeURL)
+	if c.Custody.storeURL != "" {
+		badStore = c.Custody.setStore(c.Custody.storeURL)
 	}
 	linkerdTTL := c.given["linkerd-ttl"]
 	exposes := func(addr string) bool { return serve && c.Development() && addr != "" && !isLoopback(addr) }
@@ -442,9 +443,9 @@ func (c *Config) check(serve bool) error {
 		{"external-ca", c.ExternalCA != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"k8s-signer", c.ExternalCA != "" && c.external.Signer+c.external.SignerDomain == "",
 			"with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},
-		{"custodian", c.ExternalCA != "" && c.custody.any(), "with -external-ca the keys are those of the cluster"},
+		{"custodian", c.ExternalCA != "" && c.Custody.Any(), "with -external-ca the keys are those of the cluster"},
 		{"store", badStore != "", badStore},
-		{"store", c.ExternalCA != "" && c.custody.store != nil, "with -external-ca there is no store"},
+		{"store", c.ExternalCA != "" && c.Custody.store != nil, "with -external-ca there is no store"},
 		{"root-configmap", c.rootConfigMap != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"root-configmap", c.rootConfigMap != "" && !kube.ValidName(c.rootConfigMap),
 			"no ConfigMap can have this name"},

@@ -46,17 +46,18 @@ type CustodianKind struct {
 	New func(ctx context.Context, options map[string]string) (ca.Custodian, error)
 }
 
-// custody is where the CA and its keys are kept, as flags say it.
-type custody struct {
-	kinds           Kinds
-	storeURL        string
-	store           *url.URL // nil: a directory, or a Secret
-	keys            string   // KIND:FILE, as the others are; empty for none
-	former          []string
-	sealed, unseals string
+// Custody names custodians of private keys, as -custodian, -former-custodian, -seal and -unseal do: each is KIND:FILE.
+type Custody struct {
+	Keys         string
+	Former       []string
+	Seal, Unseal string
+
+	kinds    Kinds
+	storeURL string
+	store    *url.URL // nil: a directory, or a Secret
 }
 
-func (c *custody) define(fs *flag.FlagSet) {
+func (c *Custody) define(fs *flag.FlagSet) {
 	fs.StringVar(&c.storeURL, "store", "", "`URL` of the database in which replicas share the CA, such as postgres://ca@db.example.org/ca; "+
 		"-state-dir has the audit log and the roots in PEM (default: a directory in -state-dir, or a Secret)")
 	spec := func(name, usage string, set func(string)) {
@@ -71,17 +72,17 @@ func (c *custody) define(fs *flag.FlagSet) {
 		})
 	}
 	spec("custodian", "`KIND:FILE` of what makes and keeps the next keys outside of the store: a custodian, and the "+
-		"options for it, in JSON (default none: the store has the keys)", func(text string) { c.keys = text })
+		"options for it, in JSON (default none: the store has the keys)", func(text string) { c.Keys = text })
 	spec("former-custodian", "`KIND:FILE` of a custodian that has keys from before; may be repeated",
-		func(text string) { c.former = append(c.former, text) })
+		func(text string) { c.Former = append(c.Former, text) })
 	spec("seal", "`KIND:FILE` of the custodian whose key seals what is in the store",
-		func(text string) { c.sealed = text })
+		func(text string) { c.Seal = text })
 	spec("unseal", "`KIND:FILE` of the custodian whose key sealed it before",
-		func(text string) { c.unseals = text })
+		func(text string) { c.Unseal = text })
 }
 
 // setStore sets -store. It returns why the URL is refused, without quoting it.
-func (c *custody) setStore(text string) string {
+func (c *Custody) setStore(text string) string {
 	schemes := strings.Join(slices.Sorted(maps.Keys(c.kinds.Stores)), " and ")
 	at, err := url.Parse(text)
 	switch {
@@ -102,17 +103,17 @@ func (c *custody) setStore(text string) string {
 
 // StoreSchema returns what an administrator of the database in -store has to run once.
 func (c *Config) StoreSchema() (string, error) {
-	if c.custody.store == nil {
+	if c.Custody.store == nil {
 		return "", misused("-store-schema: name a database in -store")
 	}
-	return c.custody.kinds.Stores[c.custody.store.Scheme].Schema()
+	return c.Custody.kinds.Stores[c.Custody.store.Scheme].Schema()
 }
 
-// any reports whether a flag names a custodian.
-func (c *custody) any() bool { return c.keys+c.sealed+c.unseals != "" || len(c.former) > 0 }
+// Any reports whether a flag names a custodian.
+func (c *Custody) Any() bool { return c.Keys+c.Seal+c.Unseal != "" || len(c.Former) > 0 }
 
 // openCustody opens the custodians that flags name, one of each text, and keeps them to be closed.
-func (a *Authority) openCustody(ctx context.Context, c *custody) (out ca.Custody, err error) {
+func (a *Authority) openCustody(ctx context.Context, c *Custody) (out ca.Custody, err error) {
 	opened := map[string]ca.Custodian{}
 	open := func(name, text string) ca.Custodian {
 		if custodian := opened[text]; text == "" || custodian != nil || err != nil {
@@ -136,8 +137,8 @@ func (a *Authority) openCustody(ctx context.Context, c *custody) (out ca.Custody
 		}
 		return s
 	}
-	out = ca.Custody{Keys: open("custodian", c.keys), Seal: sealer("seal", c.sealed), Unseal: sealer("unseal", c.unseals)}
-	for _, text := range c.former {
+	out = ca.Custody{Keys: open("custodian", c.Keys), Seal: sealer("seal", c.Seal), Unseal: sealer("unseal", c.Unseal)}
+	for _, text := range c.Former {
 		out.Former = append(out.Former, open("former-custodian", text))
 	}
 	return out, err

@@ -201,6 +201,8 @@ func (p Program) parse(args []string, getenv func(string) string, out io.Writer)
 		return nil, program.Misused("-ttl: it is negative")
 	case o.ttl > 0 && !sign:
 		return nil, program.Misused("-ttl: it is for -once and -jwt; a server has -default-ttl and -max-ttl")
+	case o.command == "reseal" && o.Custody.Seal+o.Custody.Unseal == "":
+		return nil, program.Misused("-reseal: name a custodian in -seal, or the one of before in -unseal")
 	case o.auditHead != "" && o.AuditLog == "none":
 		return nil, program.Misused("-audit-head: there is no audit log with -audit-log none")
 	case o.auditHead != "" && o.command != "" && o.command != "verify-audit":
