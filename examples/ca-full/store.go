@@ -9,7 +9,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
+	"log/slog"
 	"net"
 	"net/url"
 	"os"
@@ -75,7 +75,7 @@ type connection struct {
 }
 
 // connect returns how to connect, and refuses what would send the keys of the CA over a network in the clear.
-func (d *databases) connect(ctx context.Context, at *url.URL, hosts []string) (*connection, error) {
+func (d *databases) connect(ctx context.Context, at *url.URL, hosts []string, log *slog.Logger) (*connection, error) {
 	for name := range at.Query() {
 		if lower := strings.ToLower(name); strings.HasPrefix(lower, "ssl") || strings.HasPrefix(lower, "tls") {
 			return nil, fmt.Errorf("the parameter %.64q is not for this program: TLS is as -store-identity says", name)
@@ -95,7 +95,8 @@ func (d *databases) connect(ctx context.Context, at *url.URL, hosts []string) (*
 	}
 	bundle := filepath.Join(d.identity, "bundle.pem")
 	source, err := filesource.Start(ctx, filesource.Config{CertFile: filepath.Join(d.identity, "svid.pem"),
-		KeyFile: filepath.Join(d.identity, "svid-key.pem"), Bundles: []filesource.BundleFile{{Path: bundle}}})
+		KeyFile: filepath.Join(d.identity, "svid-key.pem"), Bundles: []filesource.BundleFile{{Path: bundle}},
+		Logger: log})
 	if err != nil {
 		return nil, fmt.Errorf("-store-identity: %w", err)
 	}
@@ -127,62 +128,45 @@ func (d *databases) connect(ctx context.Context, at *url.URL, hosts []string) (*
 	}}, nil
 }
 
-// pooled is a store with what it needs closed.
-type pooled struct {
-	ca.Store
-	watch  func(ctx context.Context, changed func())
-	closes []io.Closer
-}
-
-// Watch is that of the store.
-func (p pooled) Watch(ctx context.Context, changed func()) { p.watch(ctx, changed) }
-
-// Close implements [io.Closer].
-func (p pooled) Close() (err error) {
-	for _, c := range p.closes {
-		err = errors.Join(err, c.Close())
-	}
-	return err
-}
-
-// open returns a store over db.
-func (c *connection) open(db *sql.DB, o sqlstore.Options) (ca.Store, error) {
+// open returns a store over db, and what closes it.
+func (c *connection) open(db *sql.DB, o sqlstore.Options) (ca.Store, func(), error) {
 	// The store has one short statement at a time, and Watch another one.
 	db.SetMaxOpenConns(3)
 	db.SetConnMaxIdleTime(time.Minute)
 	db.SetConnMaxLifetime(5 * time.Minute) // so that a server that was replaced is left
 	o.Table = table
+	closes := func() {
+		_ = db.Close() // nothing waits to be written
+		if c.source != nil {
+			_ = c.source.Close()
+		}
+	}
 	store, err := sqlstore.New(db, o)
-	p := pooled{Store: store, closes: []io.Closer{db}}
-	if c.source != nil {
-		p.closes = append(p.closes, c.source)
-	}
 	if err != nil {
-		return nil, errors.Join(err, p.Close())
+		closes()
+		return nil, nil, err
 	}
-	p.watch = store.(interface {
-		Watch(context.Context, func())
-	}).Watch
-	return p, nil
+	return store, closes, nil
 }
 
 // postgres opens a store in PostgreSQL. The driver also reads the variables and the password file of libpq.
-func (d *databases) postgres(ctx context.Context, at *url.URL, record string) (ca.Store, error) {
+func (d *databases) postgres(ctx context.Context, at *url.URL, record string, log *slog.Logger) (ca.Store,
+	func(), error) {
 	plain := *at
 	query := plain.Query()
 	query.Set("sslmode", "disable") // or the driver falls back to that
 	plain.RawQuery = query.Encode()
 	config, err := pgx.ParseConfig(plain.String())
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	hosts := []string{config.Host}
 	for _, f := range config.Fallbacks {
 		hosts = append(hosts, f.Host)
 	}
-	c, err := d.connect(ctx, at, hosts)
+	c, err := d.connect(ctx, at, hosts, log)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	set := func(host string, to **tls.Config) {
 		if !strings.HasPrefix(host, "/") {
@@ -220,11 +204,12 @@ func (d *databases) postgres(ctx context.Context, at *url.URL, record string) (c
 		return err
 	}
 	return c.open(stdlib.OpenDB(*config, stdlib.OptionBeforeConnect(prepare)),
-		sqlstore.Options{Dialect: "postgres", Name: record, Listen: listen})
+		sqlstore.Options{Dialect: "postgres", Name: record, Listen: listen, Logger: log})
 }
 
 // mysql opens a store in MySQL or MariaDB.
-func (d *databases) mysql(ctx context.Context, at *url.URL, record string) (ca.Store, error) {
+func (d *databases) mysql(ctx context.Context, at *url.URL, record string, log *slog.Logger) (ca.Store,
+	func(), error) {
 	query := at.Query()
 	network, address, host := "tcp", net.JoinHostPort(at.Hostname(), cmp.Or(at.Port(), "3306")), at.Hostname()
 	if socket := query.Get("socket"); socket != "" {
@@ -234,11 +219,11 @@ func (d *databases) mysql(ctx context.Context, at *url.URL, record string) (ca.S
 	config, err := mysql.ParseDSN(fmt.Sprintf("%s@%s(%s)%s?%s", at.User.Username(), network, address,
 		cmp.Or(at.Path, "/"), query.Encode()))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	c, err := d.connect(ctx, at, []string{host})
+	c, err := d.connect(ctx, at, []string{host}, log)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if network == "tcp" {
 		config.TLS = c.client(host)
@@ -252,7 +237,7 @@ func (d *databases) mysql(ctx context.Context, at *url.URL, record string) (ca.S
 	}))
 	connector, bad := mysql.NewConnector(config)
 	if err = cmp.Or(err, bad); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return c.open(sql.OpenDB(connector), sqlstore.Options{Dialect: "mysql", Name: record})
+	return c.open(sql.OpenDB(connector), sqlstore.Options{Dialect: "mysql", Name: record, Logger: log})
 }

@@ -49,7 +49,7 @@ type Authority struct {
 	OIDC net.Listener // of the documents of -oidc-issuer, with Serve; nil for none
 
 	audit  *auditlog.Log // nil for none
-	kept   []io.Closer   // the store and the custodians
+	closes []func()      // the store and the custodians
 	failed error         // why the documents are not served any more
 }
 
@@ -94,7 +94,7 @@ func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 
 // open opens the CA. The state directory and the audit log are open already.
 func (a *Authority) open(ctx context.Context, c *Config, cfg ca.Config, o OpenOptions) error {
-	if !o.Existing {
+	if !o.Existing || c.Custody.store != nil && !o.ReadOnly {
 		if err := c.makeStateDir(o.Logger); err != nil {
 			return err
 		}
@@ -234,7 +234,7 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 		}
 		secret, folder = "svidkit-ca-tokens", "tokens"
 	}
-	store, err := a.store(ctx, c, secret, folder)
+	store, err := a.store(ctx, c, secret, folder, o.Logger)
 	if err != nil {
 		return nil, err
 	}
@@ -308,7 +308,7 @@ func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
 	defer own.Close()
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	store, err := own.store(ctx, c, secret, folder)
+	store, err := own.store(ctx, c, secret, folder, log)
 	if err != nil {
 		return err
 	}
@@ -326,18 +326,18 @@ func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
 }
 
 // store returns the store with that name: a record in a database, a Secret, or a directory.
-func (a *Authority) store(ctx context.Context, c *Config, secret, folder string) (ca.Store, error) {
+func (a *Authority) store(ctx context.Context, c *Config, secret, folder string, log *slog.Logger) (ca.Store, error) {
 	if at := c.Custody.store; at != nil {
 		record := c.CA.TrustDomain.String()
 		if folder != "ca" {
 			record += ".TOKENS" // no trust domain has upper-case letters
 		}
 		a.Where = "in " + at.Redacted() + ", as " + record
-		store, err := c.Custody.kinds.Stores[at.Scheme].Open(ctx, at, record)
+		store, closes, err := c.Custody.kinds.Stores[at.Scheme].Open(ctx, at, record, log)
 		if err != nil {
 			return nil, fmt.Errorf("-store: %w", err)
 		}
-		a.keep(store)
+		a.closes = append(a.closes, closes)
 		return store, nil
 	}
 	if c.Kubernetes {
@@ -407,8 +407,8 @@ func readSafe(name string) ([]byte, error) {
 
 // Close closes the audit log, the store and the custodians. Nothing may be signed afterwards.
 func (a *Authority) Close() {
-	for _, k := range a.kept {
-		_ = k.Close() // nothing waits to be written
+	for _, closes := range a.closes {
+		closes()
 	}
 	if a.audit != nil {
 		_ = a.audit.Close() // each record was made durable when it was written

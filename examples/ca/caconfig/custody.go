@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net/url"
 	"slices"
@@ -29,9 +30,9 @@ type Kinds struct {
 
 // StoreKind is a kind of store.
 type StoreKind struct {
-	// Open returns the store at a URL, and takes the name of the record in it. A store that is an [io.Closer] is
-	// closed with the Authority.
-	Open func(ctx context.Context, at *url.URL, record string) (ca.Store, error)
+	// Open returns the store at a URL, in which the record has that name, and what closes it with the Authority.
+	Open func(ctx context.Context, at *url.URL, record string, log *slog.Logger) (store ca.Store, closes func(),
+		err error)
 
 	// Schema returns what an administrator of the database has to run once.
 	Schema func() (string, error)
@@ -125,7 +126,9 @@ func (a *Authority) openCustody(ctx context.Context, c *Custody) (out ca.Custody
 			err = fmt.Errorf("-%s: %s: %w", name, file, bad)
 			return nil
 		}
-		a.keep(custodian)
+		if closer, ok := custodian.(io.Closer); ok {
+			a.closes = append(a.closes, func() { _ = closer.Close() }) // nothing waits to be written
+		}
 		opened[text] = custodian
 		return custodian
 	}
@@ -142,13 +145,6 @@ func (a *Authority) openCustody(ctx context.Context, c *Custody) (out ca.Custody
 		out.Former = append(out.Former, open("former-custodian", text))
 	}
 	return out, err
-}
-
-// keep has Close close what is an [io.Closer].
-func (a *Authority) keep(what any) {
-	if closer, ok := what.(io.Closer); ok {
-		a.kept = append(a.kept, closer)
-	}
 }
 
 // open reads the options in a file, which other users must not be able to change, and returns the custodian.
