@@ -87,6 +87,7 @@
 //	spiffe/spiffetest/workloadapitest  a Workload API with faults
 //	spiffe/spiffetest/federationtest   a bundle endpoint with faults
 //	caclient/caclienttest              Istio's and Linkerd's CA with faults, and the suite that every client passes
+//	caclient/caclienttest/custodiantest  the suites that every custodian of keys and every sealer passes
 //	sds/sdstest                        a conformance suite and a model test for SDS servers
 //
 // Packages are independent: each can be imported alone, siblings do not import each other, and no two of the

@@ -5,18 +5,110 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
+	"github.com/svidkit/svidkit/internal/redact"
 )
 
 const (
 	longestLease = 32 * 24 * time.Hour // how long a token is used at most, whatever Vault says: its own default limit
 	maxToken     = 16 << 10            // bytes
 )
+
+// client is what the clients of all engines have.
+type client struct {
+	redacted
+	conn                  *caconn.Conn
+	mount                 string // /v1/MOUNT
+	space                 string
+	loginRole, loginMount string
+	certificate           bool // the login is by the client certificate of the connection
+	renews                bool // a token that is no login's is renewed
+
+	session atomic.Pointer[session] // nil before a login, and after Vault has refused its token
+	turn    chan struct{}           // held by the call that logs in or renews
+}
+
+type redacted = redact.Text // an alias, so that the embedded field is not exported
+
+// connect fills c. The error says which option is wrong.
+func (c *client) connect(cfg caconn.Config, mount, space, loginRole, loginMount string) (err error) {
+	o := cfg.Endpoint
+	token := o.Token != nil || o.TokenFile != ""
+	c.mount, c.space, c.loginRole, c.turn = "/v1/"+mount, strings.Trim(space, "/"), loginRole, make(chan struct{}, 1)
+	c.certificate = !token && o.HTTPClient != nil
+	c.loginMount = cmp.Or(strings.Trim(loginMount, "/"), map[bool]string{true: "cert"}[c.certificate], "kubernetes")
+	cfg.Name = "vault"
+	c.conn, err = caconn.New(cfg)
+	switch {
+	case err != nil:
+	case !isPath(c.mount):
+		err = errors.New("the Mount is not the path of an engine, such as pki or team-a/pki")
+	case c.space != "" && !isPath(c.space):
+		err = errors.New("the Namespace is not a path, such as team-a/prod")
+	case c.loginRole != "" && !isName(c.loginRole) || !isPath(c.loginMount):
+		err = errors.New("the LoginRole is not a name, or the LoginMount not a path")
+	case c.loginRole == "" && loginMount != "":
+		err = errors.New("LoginMount is set, and LoginRole is not")
+	case c.loginRole != "" && !token && !c.certificate:
+		err = errors.New("LoginRole needs Token or TokenFile, with the token of the service account, or an " +
+			"HTTPClient with a client certificate")
+	}
+	return err
+}
+
+// do sends a request that needs a token. It logs in again, once, if Vault refuses the token of an earlier login. The
+// error is a [*caclient.Error] with a [*caconn.Status] if there was an answer, unless ctx is done.
+func (c *client) do(ctx context.Context, r caconn.Request, answer any) error {
+	for again := false; ; again = true {
+		token, used, missing, err := c.token(ctx, r.Op)
+		if err != nil {
+			return err
+		}
+		err = c.call(ctx, r, token, answer)
+		s, ok := errors.AsType[*caconn.Status](err)
+		if ok && s.Code == http.StatusForbidden && used != nil && !again {
+			c.session.CompareAndSwap(used, nil) // the lease may have been revoked, or Vault was restored from a backup
+			continue
+		}
+		caconn.ExplainMissing(err, missing)
+		return err
+	}
+}
+
+// call sends a request with the headers of Vault. The error is a [*caclient.Error] with a [*caconn.Status], unless ctx
+// is done.
+func (c *client) call(ctx context.Context, r caconn.Request, token string, answer any) error {
+	header := http.Header{"X-Vault-Request": {"true"}}
+	maps.Copy(header, r.Header)
+	r.Header = header
+	if c.space != "" {
+		r.Header.Set("X-Vault-Namespace", c.space+"/")
+	}
+	if token != "" {
+		r.Header.Set("X-Vault-Token", token)
+	}
+	r.Secrets = append(r.Secrets, token)
+	if r.Message == nil {
+		r.Message = message
+	}
+	err := c.conn.Do(ctx, r, answer)
+	e, told := errors.AsType[*caclient.Error](err)
+	s, ok := errors.AsType[*caconn.Status](err)
+	if told && ok {
+		refine(e, s, r.Op != fetchBundles)
+		if e.Kind == caclient.ErrUnavailable { // the kind itself
+			c.conn.Reconnect() // a proxy in front may choose another server
+		}
+	}
+	return err
+}
 
 // session is the token of a login. It never changes.
 type session struct {
@@ -33,9 +125,11 @@ func newSession(token string, renew, ends time.Time) *session {
 
 // token returns the token to send, or the reason why an expected token is missing. used is the session of an earlier
 // call that the token is from; nil if the token is fresh.
-func (c *CA) token(ctx context.Context) (token string, used *session, missing, err error) {
+func (c *client) token(ctx context.Context, op string) (token string, used *session, missing, err error) {
 	if c.loginRole == "" {
-		token, missing, err = c.conn.Token(ctx, "sign")
+		if token, missing, err = c.conn.Token(ctx, op); c.renews && token != "" && err == nil {
+			c.keepAlive(ctx, op, token)
+		}
 		return token, nil, missing, err
 	}
 	if used = c.session.Load(); used.usable() {
@@ -51,14 +145,14 @@ func (c *CA) token(ctx context.Context) (token string, used *session, missing, e
 		select {
 		case c.turn <- struct{}{}:
 		case <-ctx.Done():
-			return "", nil, nil, fmt.Errorf("vault: sign: %w", context.Cause(ctx))
+			return "", nil, nil, fmt.Errorf("vault: %s: %w", op, context.Cause(ctx))
 		}
 	}
 	defer func() { <-c.turn }()
 	if now := c.session.Load(); now != used && now.usable() { // another call has logged in meanwhile
 		return now.token(), now, nil, nil
 	}
-	text, lease, err := c.logIn(ctx)
+	text, lease, err := c.logIn(ctx, op)
 	now := time.Now()
 	if err == nil {
 		c.session.Store(newSession(text, now.Add(lease*2/3), now.Add(lease)))
@@ -103,19 +197,20 @@ func (a *loginAnswer) token() (string, time.Duration, error) {
 }
 
 // logIn asks for a token. The error is a [*caclient.Error], unless ctx is done.
-func (c *CA) logIn(ctx context.Context) (string, time.Duration, error) {
-	jwt, why, err := c.conn.Token(ctx, "sign")
+func (c *client) logIn(ctx context.Context, op string) (string, time.Duration, error) {
+	jwt, why, err := c.conn.Token(ctx, op)
 	if err != nil {
 		return "", 0, err
 	}
-	if jwt == "" {
-		return "", 0, c.conn.Error("sign", caclient.ErrUnauthenticated,
+	body := map[string]string{"role": c.loginRole, "jwt": jwt}
+	if c.certificate {
+		body = map[string]string{"name": c.loginRole}
+	} else if jwt == "" {
+		return "", 0, c.conn.Error(op, caclient.ErrUnauthenticated,
 			fmt.Errorf("log in: there is no token: %w", cmp.Or(why, errors.New("the source gave none"))))
 	}
-	request := caconn.Request{
-		Op: "sign", Method: http.MethodPost, Path: "/v1/auth/" + c.loginMount + "/login",
-		Body: map[string]string{"role": c.loginRole, "jwt": jwt}, Secrets: []string{jwt},
-	}
+	request := caconn.Request{Op: op, Method: http.MethodPost, Path: "/v1/auth/" + c.loginMount + "/login",
+		Body: body, Secrets: []string{jwt}}
 	var answer loginAnswer
 	err = c.call(ctx, request, "", &answer)
 	if e, ok := errors.AsType[*caclient.Error](err); ok {
@@ -130,7 +225,38 @@ func (c *CA) logIn(ctx context.Context) (string, time.Duration, error) {
 	}
 	text, lease, err := answer.token()
 	if err != nil {
-		return "", 0, c.conn.Error("sign", caclient.ErrBadAnswer, fmt.Errorf("log in: %w", err))
+		return "", 0, c.conn.Error(op, caclient.ErrBadAnswer, fmt.Errorf("log in: %w", err))
 	}
 	return text, lease, nil
+}
+
+const (
+	renewTimeout = 2 * time.Second
+	renewAgain   = 10 * time.Minute // after a failure, such as for a token that cannot be renewed
+)
+
+// keepAlive renews a token that is no login's when a third of its lease is over. One call at a time does that, shortly;
+// others use the token as it is.
+func (c *client) keepAlive(ctx context.Context, op, token string) {
+	select {
+	case c.turn <- struct{}{}:
+		defer func() { <-c.turn }()
+	default:
+		return
+	}
+	if s := c.session.Load(); s != nil && s.token() == token && time.Now().Before(s.renew) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
+	defer cancel()
+	var answer loginAnswer
+	err := c.call(ctx, caconn.Request{Op: op, Method: http.MethodPost, Path: "/v1/auth/token/renew-self",
+		Body: struct{}{}}, token, &answer)
+	_, lease, bad := answer.token()
+	if err = cmp.Or(err, bad); err != nil {
+		lease = 3 * renewAgain
+		c.conn.Endpoint.Logger.WarnContext(ctx, "vault: the token was not renewed; it stays in use", "err", err)
+	}
+	now := time.Now()
+	c.session.Store(newSession(token, now.Add(lease/3), now.Add(lease)))
 }

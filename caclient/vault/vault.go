@@ -66,13 +66,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/caclient"
 	"github.com/svidkit/svidkit/caclient/internal/caconn"
 	"github.com/svidkit/svidkit/internal/certs/certchain"
-	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -81,6 +79,8 @@ const (
 	maxIssuers = 64  // of a mount; each costs a call
 	maxCAs     = 100 // certificates of issuers and above them; each costs a signature to check
 )
+
+const fetchBundles = "fetch bundles" // the operation that needs no token
 
 // Options are the choices of [New]. URL and TrustDomain of the Endpoint, and Role, are required.
 type Options struct {
@@ -98,55 +98,34 @@ type Options struct {
 	// LoginRole is a role of the auth method kubernetes, or jwt, which takes the token of the Endpoint, a Kubernetes
 	// service account's, for a Vault token. The client uses it until a third of its lease is left, then logs in again;
 	// if that fails, the token stays in use until its end. If Vault refuses it earlier, the client logs in again at
-	// once and repeats the call. Empty means no login: the token of the Endpoint is a Vault token, or there is none
-	// and the URL is the URL of a Vault Proxy, which adds its own.
+	// once and repeats the call. If the Endpoint has an HTTPClient and no token, LoginRole is a role of the auth method
+	// cert, which takes the client certificate of the connection. Empty means no login: the token of the Endpoint is a
+	// Vault token, or there is none and the URL is the URL of a Vault Proxy, which adds its own.
 	LoginRole string
 
-	// LoginMount is the path of the auth method; empty means "kubernetes".
+	// LoginMount is the path of the auth method; empty means "kubernetes", or "cert" for a certificate.
 	LoginMount string
 }
 
 // CA is a [caclient.CA] and a [caclient.BundleWatcher]; [New] makes one. It is safe for concurrent use, and never
 // prints a token or a key.
 type CA struct {
-	redacted
-	conn                  *caconn.Conn
-	mount                 string // /v1/MOUNT
-	role                  string
-	space                 string
-	loginRole, loginMount string
-
-	session atomic.Pointer[session] // nil before a login, and after Vault has refused its token
-	turn    chan struct{}           // held by the call that logs in
+	client
+	role string
 }
-
-type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
-	c := &CA{mount: "/v1/" + cmp.Or(strings.Trim(o.Mount, "/"), "pki"), role: o.Role,
-		space: strings.Trim(o.Namespace, "/"), loginRole: o.LoginRole,
-		loginMount: cmp.Or(strings.Trim(o.LoginMount, "/"), "kubernetes"), turn: make(chan struct{}, 1)}
-	conn, err := caconn.New(caconn.Config{Name: "vault", Endpoint: o.Endpoint, Roots: c.roots})
-	switch {
-	case err != nil:
-	case !isPath(c.mount):
-		err = errors.New("the Mount is not the path of an engine, such as pki or team-a/pki")
-	case !isName(c.role):
+	c := &CA{role: o.Role}
+	err := c.connect(caconn.Config{Endpoint: o.Endpoint, Roots: c.roots}, cmp.Or(strings.Trim(o.Mount, "/"), "pki"),
+		o.Namespace, o.LoginRole, o.LoginMount)
+	if err == nil && !isName(c.role) {
 		err = errors.New("the Role has to be the name of a role of the engine")
-	case c.space != "" && !isPath(c.space):
-		err = errors.New("the Namespace is not a path, such as team-a/prod")
-	case c.loginRole != "" && !isName(c.loginRole) || !isPath(c.loginMount):
-		err = errors.New("the LoginRole is not a name, or the LoginMount not a path")
-	case c.loginRole == "" && o.LoginMount != "":
-		err = errors.New("LoginMount is set, and LoginRole is not")
-	case c.loginRole != "" && o.Token == nil && o.TokenFile == "":
-		err = errors.New("LoginRole needs Token or TokenFile, with the token of the service account")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("vault: invalid Options: %w", err)
 	}
-	c.conn, c.redacted = conn, conn.Text()
+	c.redacted = c.conn.Text()
 	return c, nil
 }
 
@@ -233,8 +212,9 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 	if err != nil {
 		return nil, c.conn.Error("sign", caclient.ErrInvalid, err)
 	}
-	answer, err := c.sign(ctx, body)
-	if err != nil {
+	var answer signAnswer
+	if err := c.do(ctx, caconn.Request{Op: "sign", Method: http.MethodPost, Path: c.mount + "/sign/" + c.role,
+		Body: body}, &answer); err != nil {
 		return nil, err
 	}
 	chain, err := answer.chain(csr)
@@ -242,27 +222,6 @@ func (c *CA) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration) ([]
 		return nil, c.conn.Error("sign", caclient.ErrBadAnswer, err)
 	}
 	return chain, nil
-}
-
-func (c *CA) sign(ctx context.Context, body *signRequest) (*signAnswer, error) {
-	for again := false; ; again = true {
-		token, used, missing, err := c.token(ctx)
-		if err != nil {
-			return nil, err
-		}
-		var answer signAnswer
-		err = c.call(ctx, caconn.Request{Op: "sign", Method: http.MethodPost, Path: c.mount + "/sign/" + c.role,
-			Body: body}, token, &answer)
-		if s, ok := errors.AsType[*caconn.Status](err); ok && s.Code == http.StatusForbidden && used != nil && !again {
-			c.session.CompareAndSwap(used, nil) // the lease may have been revoked, or Vault was restored from a backup
-			continue
-		}
-		caconn.ExplainMissing(err, missing)
-		if err != nil {
-			return nil, err
-		}
-		return &answer, nil
-	}
 }
 
 // signAnswer is the answer of sign/ROLE.
@@ -280,30 +239,6 @@ func (a *signAnswer) chain(csr *pki.CSR) ([]*x509.Certificate, error) {
 		return nil, errors.New("the answer has no certificate")
 	}
 	return caconn.Chain(csr, append([]string{a.Data.Certificate, a.Data.IssuingCA}, a.Data.CAChain...)...)
-}
-
-// call sends a request with the headers of Vault. The error is a [*caclient.Error] with a [*caconn.Status], unless ctx
-// is done.
-func (c *CA) call(ctx context.Context, r caconn.Request, token string, answer any) error {
-	r.Header = http.Header{"X-Vault-Request": {"true"}}
-	if c.space != "" {
-		r.Header.Set("X-Vault-Namespace", c.space+"/")
-	}
-	if token != "" {
-		r.Header.Set("X-Vault-Token", token)
-	}
-	r.Secrets = append(r.Secrets, token)
-	r.Message = message
-	err := c.conn.Do(ctx, r, answer)
-	e, told := errors.AsType[*caclient.Error](err)
-	s, ok := errors.AsType[*caconn.Status](err)
-	if told && ok {
-		refine(e, s, token != "" || r.Op == "sign")
-		if e.Kind == caclient.ErrUnavailable { // the kind itself
-			c.conn.Reconnect() // a proxy in front may choose another server
-		}
-	}
-	return err
 }
 
 // message returns Vault's text in a refusal.
@@ -355,7 +290,7 @@ type issuer struct {
 }
 
 func (c *CA) roots(ctx context.Context) ([]*x509.Certificate, error) {
-	const op = "fetch bundles"
+	const op = fetchBundles
 	var list issuerList
 	request := caconn.Request{Op: op, Method: http.MethodGet, Path: c.mount + "/issuers?list=true"}
 	if err := c.call(ctx, request, "", &list); err != nil {

@@ -61,6 +61,9 @@ type Config struct {
 	// client requires another source.
 	Roots func(ctx context.Context) ([]*x509.Certificate, error)
 	Learn func(ctx context.Context) error
+
+	// Keys says that the client keeps keys and has no roots: the Endpoint needs no TrustDomain.
+	Keys bool
 }
 
 // Conn is the connection to one CA. It is safe for concurrent use.
@@ -91,7 +94,7 @@ func New(cfg Config) (*Conn, error) {
 		return nil, errors.New("URL has to be https://host:port")
 	case u.User != nil || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "":
 		return nil, errors.New("URL has more than a scheme, a host and a port")
-	case e.TrustDomain.IsZero():
+	case e.TrustDomain.IsZero() && !cfg.Keys:
 		return nil, fmt.Errorf("TrustDomain: %w", spiffe.ErrZero)
 	case e.Roots != nil && e.RootsFile != "":
 		return nil, errors.New("both Roots and RootsFile are set")

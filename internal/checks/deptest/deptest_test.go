@@ -195,7 +195,7 @@ func TestReach(t *testing.T) {
 		{[]string{"authn/athenz"}, []string{cryptobyte, jose}},
 		{[]string{"spiffe/workloadserver"}, []string{protowire, ofIt, ofItToo}},
 		{[]string{"sds", "sds/xdsproxy", "spiffe/workloadapi", "caclient/istioca", "caclient/linkerd"}, []string{protowire, ofIt, ofItToo, cryptobyte}},
-		{[]string{"pki/caserver/istioca", "pki/caserver/linkerd", "caclient/caclienttest"}, []string{protowire, ofIt, ofItToo, cryptobyte, jose, fsnotify, sys}},
+		{[]string{"pki/caserver/istioca", "pki/caserver/linkerd", "caclient/caclienttest", "caclient/caclienttest/custodiantest"}, []string{protowire, ofIt, ofItToo, cryptobyte, jose, fsnotify, sys}},
 		{[]string{
 			"spiffe/spiffetest", "pki", "pki/ca", "pki/ca/auditlog", "pki/ca/kubesecret", "pki/ca/sqlstore", "pki/ra", "caclient", "caclient/local",
 			"secretcache",

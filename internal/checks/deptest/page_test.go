@@ -51,7 +51,7 @@ var floors = []struct {
 		"spiffe/exp/broker", "spiffe/exp/witsvid",
 	}},
 	kits: {"kits", "Kits for tests", "They are best effort.", []string{
-		"caclient/caclienttest", "sds/sdstest", "spiffe/spiffetest", "spiffe/spiffetest/federationtest", "spiffe/spiffetest/workloadapitest",
+		"caclient/caclienttest", "caclient/caclienttest/custodiantest", "sds/sdstest", "spiffe/spiffetest", "spiffe/spiffetest/federationtest", "spiffe/spiffetest/workloadapitest",
 	}},
 }
 
