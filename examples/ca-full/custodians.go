@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/svidkit/svidkit/examples/ca/caconfig"
@@ -12,25 +13,30 @@ import (
 // custodians are what -custodian and the like name here besides openbao.
 var custodians = map[string]caconfig.CustodianKind{
 	"pkcs11": {
-		Options: []string{"module", "token", "pin_file", "seal_key"},
-		New: func(ctx context.Context, o map[string]string) (ca.Custodian, error) {
-			return pkcs11key.Open(ctx, pkcs11key.Options{Module: o["module"], Token: o["token"],
+		Required: []string{"module", "token", "pin_file"}, Optional: []string{"seal_key"},
+		New: func(ctx context.Context, o map[string]string) (ca.Custodian, func(), error) {
+			token, err := pkcs11key.Open(ctx, pkcs11key.Options{Module: o["module"], Token: o["token"],
 				PINFile: o["pin_file"], SealKey: o["seal_key"]})
+			if err != nil {
+				return nil, nil, err
+			}
+			return token, func() { _ = token.Close() }, nil // which logs out
 		},
 	},
 	"tpm": {
-		Options: []string{"device", "directory"},
-		New: func(_ context.Context, o map[string]string) (ca.Custodian, error) {
+		Required: []string{"directory"}, Optional: []string{"device"},
+		New: func(_ context.Context, o map[string]string) (ca.Custodian, func(), error) {
 			tpm, err := tpmkey.Open(cmp.Or(o["device"], "/dev/tpmrm0"))
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
+			closes := func() { _ = tpm.Close() } // nothing is under way
 			keys, err := tpm.Custodian(o["directory"])
 			if err != nil {
-				_ = tpm.Close() // nothing is under way
-				return nil, err
+				closes()
+				return nil, nil, err
 			}
-			return chip{keys, tpm}, nil
+			return keys, closes, nil
 		},
 	},
 }

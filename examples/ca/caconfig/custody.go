@@ -1,10 +1,10 @@
 package caconfig
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"net/url"
@@ -40,11 +40,11 @@ type StoreKind struct {
 
 // CustodianKind is a kind of custodian, whose options are in a file: one object of JSON whose members are strings.
 type CustodianKind struct {
-	Options []string // names of members that the file may have
+	Required, Optional []string // names of the members
 
-	// New returns the custodian. One that is a [ca.Sealer] can be named in -seal and -unseal, and one that is an
-	// [io.Closer] is closed with the Authority.
-	New func(ctx context.Context, options map[string]string) (ca.Custodian, error)
+	// New returns the custodian, which can be named in -seal and -unseal if it is a [ca.Sealer], and what closes it with
+	// the Authority.
+	New func(ctx context.Context, options map[string]string) (custodian ca.Custodian, closes func(), err error)
 }
 
 // Custody names custodians of private keys, as -custodian, -former-custodian, -seal and -unseal do: each is KIND:FILE.
@@ -121,14 +121,12 @@ func (a *Authority) openCustody(ctx context.Context, c *Custody) (out ca.Custody
 			return custodian
 		}
 		kind, file, _ := strings.Cut(text, ":")
-		custodian, bad := c.kinds.Custodians[kind].open(ctx, file)
+		custodian, closes, bad := c.kinds.Custodians[kind].open(ctx, file)
 		if bad != nil {
 			err = fmt.Errorf("-%s: %s: %w", name, file, bad)
 			return nil
 		}
-		if closer, ok := custodian.(io.Closer); ok {
-			a.closes = append(a.closes, func() { _ = closer.Close() }) // nothing waits to be written
-		}
+		a.closes = append(a.closes, closes)
 		opened[text] = custodian
 		return custodian
 	}
@@ -148,28 +146,29 @@ func (a *Authority) openCustody(ctx context.Context, c *Custody) (out ca.Custody
 }
 
 // open reads the options in a file, which other users must not be able to change, and returns the custodian.
-func (k CustodianKind) open(ctx context.Context, file string) (ca.Custodian, error) {
+func (k CustodianKind) open(ctx context.Context, file string) (ca.Custodian, func(), error) {
 	text, err := readSafe(file)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	options := map[string]string{}
+	options, names := map[string]string{}, slices.Concat(k.Required, k.Optional)
 	bad := strictjson.ReadObject(text, func(name string, r *strictjson.Reader) {
 		value, ok := r.Text()
 		switch {
-		case err != nil:
-		case !slices.Contains(k.Options, name):
-			err = fmt.Errorf("%.64q is none of its members: %s", name, strings.Join(k.Options, ", "))
+		case !slices.Contains(names, name):
+			err = cmp.Or(err, fmt.Errorf("%.64q is none of its members: %s", name, strings.Join(names, ", ")))
 		case !ok || len(value) == 0:
-			err = fmt.Errorf("%s is not a text, or an empty one; leave it away for its default", name)
+			err = cmp.Or(err, fmt.Errorf("%s is not a text, or an empty one", name))
 		}
 		options[name] = string(value)
 	})
-	if bad != nil {
-		return nil, bad
+	for _, name := range k.Required {
+		if options[name] == "" {
+			err = cmp.Or(err, fmt.Errorf("it has no %s; its members are %s", name, strings.Join(names, ", ")))
+		}
 	}
-	if err != nil {
-		return nil, err
+	if err = cmp.Or(bad, err); err != nil {
+		return nil, nil, err
 	}
 	return k.New(ctx, options)
 }
