@@ -106,22 +106,25 @@ type custody struct {
 
 // call runs f until ctx is done or patience has passed. A call that does not return then keeps its slot until it does.
 func (c *custody) call(ctx context.Context, patience time.Duration, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience,
+	waiting, cancel := context.WithTimeoutCause(ctx, patience,
 		fmt.Errorf("it has not answered for %v: %w", patience, context.DeadlineExceeded))
 	defer cancel()
+	done := make(chan error, 1)
 	select {
 	case c.calls <- struct{}{}:
-	case <-ctx.Done():
-		return &custodyError{context.Cause(ctx)}
+		go func() { defer func() { <-c.calls }(); done <- f(waiting) }()
+	case <-waiting.Done():
 	}
-	done := make(chan error, 1)
-	go func() { defer func() { <-c.calls }(); done <- f(ctx) }()
 	select {
 	case err := <-done:
 		return err
-	case <-ctx.Done():
-		return &custodyError{context.Cause(ctx)}
+	case <-waiting.Done():
 	}
+	err := &custodyError{context.Cause(waiting)}
+	if ctx.Err() == nil {
+		c.note(err)
+	}
+	return err
 }
 
 // all are the custodians that may have a key.
