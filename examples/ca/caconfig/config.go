@@ -28,6 +28,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net"
 	"net/http"
@@ -279,6 +280,9 @@ func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config
 
 // Parse is [Parse] for a program with these kinds.
 func (k Kinds) Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config, error) {
+	custodians := map[string]CustodianKind{"openbao": openBao}
+	maps.Copy(custodians, k.Custodians)
+	k.Custodians = custodians
 	c := &Config{flags: fs, Custody: Custody{kinds: k}, inCluster: getenv("KUBERNETES_SERVICE_HOST") != "",
 		clusterOptions: clusterOptions{getenv: getenv}}
 	c.define(fs)

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/svidkit/svidkit/caclient"
+	"github.com/svidkit/svidkit/caclient/vault"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -47,13 +49,34 @@ type CustodianKind struct {
 	New func(ctx context.Context, options map[string]string) (custodian ca.Custodian, closes func(), err error)
 }
 
+// openBao is the kind of custodian of this package: the transit engine of OpenBao or of HashiCorp Vault.
+var openBao = CustodianKind{
+	Required: []string{"url"},
+	Optional: []string{"roots_file", "namespace", "mount", "seal_key", "token_file", "login_role", "login_mount",
+		"cert_file", "key_file"},
+	New: func(_ context.Context, o map[string]string) (ca.Custodian, func(), error) {
+		at := caclient.Endpoint{URL: o["url"], RootsFile: o["roots_file"], TokenFile: o["token_file"]}
+		if o["cert_file"] != "" {
+			client, err := caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: at.RootsFile,
+				CertificateFile: o["cert_file"], KeyFile: o["key_file"]})
+			if err != nil {
+				return nil, nil, err
+			}
+			at.HTTPClient, at.RootsFile = client, ""
+		}
+		transit, err := vault.NewTransit(vault.TransitOptions{Endpoint: at, Mount: o["mount"],
+			Namespace: o["namespace"], LoginRole: o["login_role"], LoginMount: o["login_mount"], SealKey: o["seal_key"]})
+		return transit, func() {}, err
+	},
+}
+
 // Custody names custodians of private keys, as -custodian, -former-custodian, -seal and -unseal do: each is KIND:FILE.
 type Custody struct {
 	Keys         string
 	Former       []string
 	Seal, Unseal string
 
-	kinds    Kinds
+	kinds    Kinds // with openbao
 	storeURL string
 	store    *url.URL // nil: a directory, or a Secret
 }
