@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -125,20 +124,6 @@ func onPage(t *testing.T, name string) string {
 	m := regexp.MustCompile(`<!-- file: ` + regexp.QuoteMeta(name) + ` -->\n\n((?:    .*\n|\n)+)`).FindStringSubmatch(string(page))
 	require.NotNil(t, m, "SERVERS.md has no %s", name)
 	return regexp.MustCompile(`(?m)^    `).ReplaceAllString(m[1], "")
-}
-
-// installed returns the path of a program of Debian. Without it the test skips, or fails where peers are required.
-func installed(t *testing.T, name, pkg string) string {
-	t.Helper()
-	path, err := exec.LookPath(name)
-	if err == nil {
-		return path
-	}
-	if os.Getenv("SVIDKIT_PEERS") == "require" {
-		t.Fatalf("%v; Debian's package is %s", err, pkg)
-	}
-	t.Skipf("%v; Debian's package is %s", err, pkg)
-	return ""
 }
 
 // newDatabase starts a server with an identity.
@@ -563,8 +548,8 @@ func TestNATS(t *testing.T) {
 
 func TestMariaDB(t *testing.T) {
 	t.Parallel()
-	program := installed(t, "mariadbd", "mariadb-server-core")
-	installed(t, "mariadb", "mariadb-client-core")
+	program := peers.Installed(t, "mariadbd", "mariadb-server-core")
+	peers.Installed(t, "mariadb", "mariadb-client-core")
 	open := func(ctx context.Context, d *database, user string, config *tls.Config) (*session, error) {
 		c := mysql.NewConfig()
 		c.User, c.Passwd, c.Net, c.Addr, c.TLS, c.Timeout = user, databasePassword, "tcp", d.addr, config, patience
@@ -633,7 +618,7 @@ CREATE USER free@'127.0.0.1' IDENTIFIED BY 'PASSWORD';
 
 func TestRedis(t *testing.T) {
 	t.Parallel()
-	program := installed(t, "redis-server", "redis-server")
+	program := peers.Installed(t, "redis-server", "redis-server")
 	logging.Disable() // of the driver, as its errors are here
 	open := func(ctx context.Context, o *redis.Options) (*session, error) {
 		o.MaxRetries, o.DialerRetries, o.PoolSize = -1, 1, 1
@@ -666,9 +651,8 @@ func TestRedis(t *testing.T) {
 // Pain: a database with client certificates, both sides of which are renewed while they work.
 func TestPostgreSQL(t *testing.T) {
 	t.Parallel()
-	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin")
-	bin := slices.Max(append(found, "/usr/lib/postgresql/0/bin"))
-	program := installed(t, bin+"/postgres", "postgresql")
+	bin := peers.InstalledPostgreSQL(t)
+	program := bin + "/postgres"
 	open := func(ctx context.Context, d *database, user string, edit func(*pgx.ConnConfig)) (*session, error) {
 		c, err := pgx.ParseConfig("postgres://" + user + ":" + databasePassword + "@" + d.addr + "/postgres?sslmode=disable&connect_timeout=20")
 		if err != nil {
