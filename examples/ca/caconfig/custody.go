@@ -82,7 +82,8 @@ type Custody struct {
 }
 
 func (c *Custody) define(fs *flag.FlagSet) {
-	fs.StringVar(&c.storeURL, "store", "", "`URL` of the database in which replicas share the CA, such as postgres://ca@db.example.org/ca; "+
+	fs.StringVar(&c.storeURL, "store", "", "`URL` of the database in which replicas share the CA, such as "+
+		"postgres://ca@db.example.org/ca; "+
 		"-state-dir has the audit log and the roots in PEM (default: a directory in -state-dir, or a Secret)")
 	spec := func(name, usage string, set func(string)) {
 		fs.Func(name, usage, func(text string) error {

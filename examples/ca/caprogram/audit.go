@@ -20,8 +20,8 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 )
 
-// verifyAudit verifies audit logs with their rotated files, one chain for each, and the end of a single one by the hash
-// that -audit-head holds.
+// verifyAudit verifies audit logs with their rotated files, one chain for each. It verifies the end of a single one by
+// the hash that -audit-head holds.
 func (o *options) verifyAudit(in io.Reader, out io.Writer) error {
 	head, err := o.readHead()
 	if err == nil && head == "" && o.auditHead != "" {
