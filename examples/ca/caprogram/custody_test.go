@@ -245,7 +245,9 @@ func TestStoreKind(t *testing.T) {
 	k := newKept(t)
 	common := []string{"-store", "memory://db/ca", "-root-ca-dir="}
 	sign := []string{"-jwt", "db", "-id", "spiffe://cluster.local/web"}
-	in := func(more ...string) []string { return append(append([]string{"-state-dir", t.TempDir()}, common...), more...) }
+	in := func(more ...string) []string {
+		return append(append([]string{"-state-dir", t.TempDir()}, common...), more...)
+	}
 	_, err := k.shell(t, in(sign...)...)
 	require.ErrorIs(t, err, ca.ErrNoRecord)
 	must.Get(k.shell(t, in(append(sign, "-create")...)...))(t)
