@@ -76,18 +76,16 @@ func (a *Authority) parse(ctx context.Context, r Record, now time.Time) (*rotati
 	state, ours := r.Data()[stateName]
 	_, noted := r.Data()[noteName]
 	b, sealed := r.Data()[sealedName]
-	var head sealedHead
 	otherForm := sealed != (a.custody.Seal != nil)
-	if sealed {
-		if ours {
-			return nil, false, fmt.Errorf("there are %s and %s: restore the record from a backup", stateName, sealedName)
-		}
-		var former bool
-		var err error
-		if state, head, former, err = a.unseal(ctx, b); err != nil {
+	switch {
+	case sealed && ours:
+		return nil, false, fmt.Errorf("there are %s and %s: restore the record from a backup", stateName, sealedName)
+	case sealed:
+		text, anew, err := a.unseal(ctx, b)
+		if err != nil {
 			return nil, false, err
 		}
-		ours, otherForm = true, otherForm || former
+		state, ours, otherForm = text, true, otherForm || anew
 	}
 	if !ours {
 		if a.state.Load() != nil {
@@ -104,12 +102,6 @@ func (a *Authority) parse(ctx context.Context, r Record, now time.Time) (*rotati
 	d, err := rotation.Parse(state, a.cfg.TrustDomain, a.custody.key)
 	if err != nil {
 		return nil, false, fmt.Errorf("%s: %w", stateName, err)
-	}
-	if sealed && head != a.headOf(d) {
-		return nil, false, fmt.Errorf("%s holds another record than it says", sealedName)
-	}
-	if len(d.Names()) > 0 && len(a.custody.all()) == 0 && !a.views() {
-		return nil, false, errors.New("its private keys are at a custodian, and none is named")
 	}
 	if d.Begun() {
 		return d, false, nil

@@ -30,7 +30,8 @@
 //
 //	prepare     Rotate makes a new root and puts it into the bundle
 //	distribute  for Rotation.Propagation, verifiers learn of it while the old root goes on signing
-//	activate    the new root signs from now on; the old root's private key is forgotten
+//	activate    the new root signs from now on; the old root's private key is forgotten, and
+//	            destroyed if a custodian has it, Config.Backdate later
 //	retire      the old root leaves the bundle when the last leaf that it can have signed has
 //	            expired, plus Config.Backdate for verifiers whose clocks are slow
 //
@@ -41,6 +42,16 @@
 //
 // A step happens when the wall clock and the monotonic clock both say that it is due: setting the wall clock of a
 // running process may delay a step, but never hastens one.
+//
+// # Private keys
+//
+// Without more the private keys are in the store, in the clear. With Config.Custody a [Custodian] makes and uses them,
+// such as an HSM, a TPM or a key management service, and the store has their names and public keys. Packages
+// caclient/vault (OpenBao), pki/pkcs11key and pki/tpmkey have custodians. While a custodian does not answer, nothing is
+// signed with its keys, and all else goes on: the authority reads and writes its store, publishes its bundle, and takes
+// the steps that have been decided. The authority verifies each signature before it leaves. A custodian's key is in the
+// record before it is made, and until it is destroyed, so that a crash leaves none that no record names; see
+// [Authority.Orphans]. A [Sealer] encrypts the records of a store whose keys stay in it.
 //
 // # What it does not do
 //
@@ -55,6 +66,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -185,11 +197,8 @@ func New(cfg Config) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := a.withoutStore(); err != nil {
-		return nil, err
-	}
 	now, d := time.Now(), newDocument()
-	if err := a.create(d, now, a.newKey); err != nil {
+	if err := a.createWithoutStore(d, now); err != nil {
 		return nil, err
 	}
 	if err := a.install(d, "", now, now, nil, ""); err != nil {
@@ -210,7 +219,7 @@ func newAuthority(cfg Config) (*Authority, error) {
 		cfg:      cfg, writing: make(chan struct{}, 1), events: events{kept: make(chan struct{}, 1)},
 		syncInterval: max(1, min(30*time.Second, cfg.Rotation.Propagation/4)),
 		taintGrace:   cfg.DefaultTTL/2 + cfg.Backdate,
-		custody:      &custody{Custody: cfg.Custody, calls: make(chan struct{}, maxCalls)},
+		custody:      newCustody(cfg.Custody),
 	}
 	if cfg.Limits != (Limits{}) {
 		a.limiter = limit.New(limit.Options(cfg.Limits))
@@ -424,6 +433,14 @@ func (a *Authority) Changed() <-chan struct{} { return a.current().changed }
 
 func newDocument() *rotation.Document {
 	return &rotation.Document{Authority: rotation.RandomID(), Sequence: 1}
+}
+
+// createWithoutStore is create for an authority without a store.
+func (a *Authority) createWithoutStore(d *rotation.Document, now time.Time) error {
+	if a.custody.Keys != nil || a.custody.Seal != nil {
+		return errors.New("ca: invalid Config: Custody needs a store, which names the private keys")
+	}
+	return a.create(d, now, a.newKey)
 }
 
 // create adds the keys of a new CA to d. No verifier has its bundle yet, so they may sign at once.

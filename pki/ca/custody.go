@@ -14,7 +14,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -83,12 +82,7 @@ const (
 	maxCalls     = 64               // of custodians at a time
 	signPatience = 15 * time.Second // for a signature, and for other calls
 	makePatience = time.Minute      // for a new key: a large RSA key in hardware takes its time
-
-	// Between the works of Run.
-	probeInterval   = 5 * time.Minute
-	probeRetry      = 10 * time.Second // after a failure
-	destroyInterval = time.Minute
-	orphanInterval  = time.Hour
+	keepInterval = 10 * time.Second // between the works of keepCustody
 )
 
 // custodyError is a failure of a custodian.
@@ -99,9 +93,18 @@ func (e *custodyError) Unwrap() error { return e.error }
 // custody calls custodians.
 type custody struct {
 	Custody
-	calls  chan struct{} // a slot for each call under way
-	found  sync.Map      // private keys by name
-	failed atomic.Pointer[custodyError]
+	all    []Custodian                  // that may have a key
+	calls  chan struct{}                // a slot for each call under way
+	found  sync.Map                     // private keys by name
+	failed atomic.Pointer[custodyError] // of the last signature; nil if it worked
+}
+
+func newCustody(c Custody) *custody {
+	all := c.Former
+	if c.Keys != nil {
+		all = append([]Custodian{c.Keys}, c.Former...)
+	}
+	return &custody{Custody: c, all: all, calls: make(chan struct{}, maxCalls)}
 }
 
 // call runs f until ctx is done or patience has passed. A call that does not return then keeps its slot until it does.
@@ -122,17 +125,9 @@ func (c *custody) call(ctx context.Context, patience time.Duration, f func(conte
 	}
 	err := &custodyError{context.Cause(waiting)}
 	if ctx.Err() == nil {
-		c.note(err)
+		c.failed.Store(err)
 	}
 	return err
-}
-
-// all are the custodians that may have a key.
-func (c *custody) all() []Custodian {
-	if c.Keys == nil {
-		return c.Former
-	}
-	return append([]Custodian{c.Keys}, c.Former...)
 }
 
 // find returns the private key with this name. The error wraps [fs.ErrNotExist] only if each custodian is certain not
@@ -141,8 +136,8 @@ func (c *custody) find(ctx context.Context, name string, public crypto.PublicKey
 	if key, ok := c.found.Load(name); ok {
 		return key.(crypto.Signer), nil
 	}
-	err := fmt.Errorf("no custodian has it: %w", fs.ErrNotExist)
-	for _, from := range c.all() {
+	err := fmt.Errorf("no custodian that is named has it: %w", fs.ErrNotExist)
+	for _, from := range c.all {
 		key, failed := from.Key(ctx, name)
 		switch {
 		case failed == nil && !pki.PublicKeysEqual(key.Public(), public):
@@ -179,16 +174,21 @@ func (h *held) Sign(rand io.Reader, digest []byte, opts crypto.SignerOpts) (sign
 	defer cancel()
 	key, err := h.find(ctx, h.name, h.public)
 	if err == nil {
-		if signature, err = key.Sign(rand, digest, opts); err == nil && !verified(h.public, digest, signature, opts) {
-			err = errors.New("its signature is wrong")
-		}
+		signature, err = key.Sign(rand, digest, opts)
+	}
+	if err == nil && !verified(h.public, digest, signature, opts) {
+		err = errors.New("its signature is wrong")
 	}
 	if err != nil {
 		h.found.Delete(h.name)
-		err = &custodyError{fmt.Errorf("sign with the private key %s: %w", h.name, err)}
+		failed := &custodyError{fmt.Errorf("sign with the private key %s: %w", h.name, err)}
+		h.failed.Store(failed)
+		return nil, failed
 	}
-	h.note(err)
-	return signature, err
+	if h.failed.Load() != nil { // so that signatures do not all write to one cache line
+		h.failed.Store(nil)
+	}
+	return signature, nil
 }
 
 // verified reports whether a signature verifies.
@@ -198,63 +198,25 @@ func verified(key crypto.PublicKey, digest, signature []byte, opts crypto.Signer
 		return ecdsa.VerifyASN1(key, digest, signature)
 	case *rsa.PublicKey:
 		if pss, ok := opts.(*rsa.PSSOptions); ok {
-			return rsa.VerifyPSS(key, opts.HashFunc(), digest, signature, &rsa.PSSOptions{SaltLength: pss.SaltLength}) == nil
+			return rsa.VerifyPSS(key, opts.HashFunc(), digest, signature, pss) == nil
 		}
 		return rsa.VerifyPKCS1v15(key, opts.HashFunc(), digest, signature) == nil
 	case ed25519.PublicKey:
-		return ed25519.VerifyWithOptions(key, digest, signature, &ed25519.Options{Hash: opts.HashFunc()}) == nil
+		return ed25519.Verify(key, digest, signature)
 	}
 	return false
 }
 
-// note keeps the result of a use of a private key.
-func (c *custody) note(err error) {
-	if failed, ok := errors.AsType[*custodyError](err); ok {
-		c.failed.Store(failed)
-	} else if c.failed.Load() != nil {
-		c.failed.Store(nil)
+// probe signs something that means nothing.
+func (c *custody) probe(ctx context.Context, key crypto.Signer) error {
+	hash := crypto.SHA256
+	if _, ok := key.Public().(ed25519.PublicKey); ok {
+		hash = 0
 	}
-}
-
-// make makes the private key with this name, or finds it if an earlier attempt made it.
-func (c *custody) make(ctx context.Context, name, algorithm string) (key crypto.Signer, err error) {
-	err = c.call(ctx, makePatience, func(ctx context.Context) (err error) {
-		key, err = c.Keys.NewKey(ctx, name, algorithm)
-		if errors.Is(err, fs.ErrExist) {
-			key, err = c.Keys.Key(ctx, name)
-		}
+	return c.call(ctx, signPatience, func(context.Context) error {
+		_, err := crypto.SignMessage(key, rand.Reader, []byte("svidkit: a probe of a private key"), hash)
 		return err
 	})
-	if err == nil && algorithmOf(key.Public()) != algorithm {
-		err = fmt.Errorf("it is a key for %s, not for %s", cmp.Or(algorithmOf(key.Public()), "nothing that is known"),
-			algorithm)
-	}
-	if err != nil {
-		return nil, &custodyError{fmt.Errorf("make the private key %s: %w", name, err)}
-	}
-	c.found.Store(name, key)
-	return c.key(name, key.Public()), nil
-}
-
-// algorithmOf returns the algorithm of a key, as in [Custodian].NewKey.
-func algorithmOf(key crypto.PublicKey) string {
-	switch key := key.(type) {
-	case *ecdsa.PublicKey:
-		return "ecdsa-p" + strings.TrimPrefix(key.Params().Name, "P-")
-	case *rsa.PublicKey:
-		return fmt.Sprintf("rsa-%d", key.N.BitLen())
-	case ed25519.PublicKey:
-		return "ed25519"
-	}
-	return ""
-}
-
-// withoutStore returns an error if there is a custodian: no record could name its keys.
-func (a *Authority) withoutStore() error {
-	if a.custody.Keys != nil || a.custody.Seal != nil {
-		return errors.New("ca: invalid Config: Custody needs a store, which names the private keys")
-	}
-	return nil
 }
 
 // kinds are the kinds of keys that the authority makes.
@@ -277,7 +239,7 @@ func (a *Authority) makeKey(ctx context.Context, kind rotation.Kind, alg string)
 	var name string
 	err := a.update(ctx, "", func(d *rotation.Document, _ time.Time) error {
 		var had bool
-		if name, had = d.Stake(a.use(kind, alg)); had {
+		if name, had = d.Stake(kind.String() + " " + a.keyAlgorithm(kind, alg)); had {
 			return errNoChange
 		}
 		return errRemark
@@ -288,22 +250,27 @@ func (a *Authority) makeKey(ctx context.Context, kind rotation.Kind, alg string)
 	return a.makeHeld(ctx, kind, alg, name)
 }
 
-// use is what a private key at a custodian is for.
-func (a *Authority) use(kind rotation.Kind, alg string) string {
-	return kind.String() + " " + a.keyAlgorithm(kind, alg)
-}
-
-// makeHeld makes a key whose private key is at the custodian with this name.
+// makeHeld makes a key whose private key is at the custodian with this name. An earlier attempt may have made that.
 func (a *Authority) makeHeld(ctx context.Context, kind rotation.Kind, alg, name string) (k rotation.Key, err error) {
-	signer, err := a.custody.make(ctx, name, a.keyAlgorithm(kind, alg))
+	c := a.custody
+	var key crypto.Signer
+	err = c.call(ctx, makePatience, func(ctx context.Context) (err error) {
+		key, err = c.Keys.NewKey(ctx, name, a.keyAlgorithm(kind, alg))
+		if errors.Is(err, fs.ErrExist) {
+			key, err = c.Keys.Key(ctx, name)
+		}
+		return err
+	})
 	if err == nil {
-		err = a.custody.call(ctx, signPatience, func(context.Context) (err error) { // it signs itself
-			k, err = a.keyOf(kind, alg, signer)
+		c.found.Store(name, key)
+		err = c.call(ctx, signPatience, func(context.Context) (err error) { // it signs itself
+			k, err = a.keyOf(kind, alg, c.key(name, key.Public()))
 			return err
 		})
 	}
 	if err != nil {
-		return rotation.Key{}, fmt.Errorf("ca: new %v of %s: %w", kind, a.cfg.TrustDomain, err)
+		return rotation.Key{}, &custodyError{fmt.Errorf("ca: new %v of %s, with the private key %s: %w", kind,
+			a.cfg.TrustDomain, name, err)}
 	}
 	k.Name = name
 	return k, nil
@@ -315,7 +282,7 @@ func (a *Authority) begin(ctx context.Context, d *rotation.Document, version str
 	d = d.Clone()
 	names, write := map[rotation.Kind]string{}, false
 	for _, kind := range a.kinds() {
-		name, had := d.Stake(a.use(kind, a.alg(kind)))
+		name, had := d.Stake(kind.String() + " " + a.keyAlgorithm(kind, a.alg(kind)))
 		names[kind], write = name, write || !had
 	}
 	if write {
@@ -324,15 +291,14 @@ func (a *Authority) begin(ctx context.Context, d *rotation.Document, version str
 			return based{}, err
 		}
 	}
-	before := d.Clone()
-	err := a.create(d, now, func(kind rotation.Kind, alg string) (rotation.Key, error) {
+	a.fresh = d.Clone()
+	err := a.create(a.fresh, now, func(kind rotation.Kind, alg string) (rotation.Key, error) {
 		return a.makeHeld(ctx, kind, alg, names[kind])
 	})
 	if err == nil {
-		err = d.Account(before, now)
+		err = a.fresh.Account(d, now)
 	}
-	a.fresh = d
-	return based{Document: d, version: version, dirty: true}, err
+	return based{Document: a.fresh, version: version, dirty: true}, err
 }
 
 // checkCustody finds out whether the custodians have the private keys that sign. One that is certain not to have a key
@@ -359,86 +325,57 @@ func (a *Authority) checkCustody(ctx context.Context) error {
 	return nil
 }
 
-// probe signs something that means nothing.
-func (c *custody) probe(ctx context.Context, key crypto.Signer) error {
-	err := c.call(ctx, signPatience, func(context.Context) error {
-		message := []byte("svidkit: a probe of a private key")
-		hash := crypto.SHA256
-		if _, ok := key.Public().(ed25519.PublicKey); ok {
-			hash = 0
-		}
-		_, err := crypto.SignMessage(key, rand.Reader, message, hash)
-		return err
-	})
-	c.note(err)
-	return err
-}
-
 // heldKeys returns the names of the CA's private keys that the custodians have.
 func (a *Authority) heldKeys(ctx context.Context) (all []string, err error) {
-	prefix := rotation.NamePrefix(a.current().Authority)
-	for _, from := range a.custody.all() {
-		err := a.custody.call(ctx, signPatience, func(ctx context.Context) error {
-			names, err := from.Keys(ctx, prefix)
+	for _, from := range a.custody.all {
+		err = cmp.Or(err, a.custody.call(ctx, signPatience, func(ctx context.Context) error {
+			names, err := from.Keys(ctx, rotation.NamePrefix(a.current().Authority))
 			all = append(all, names...)
 			return err
-		})
-		if err != nil {
-			return nil, fmt.Errorf("ca: list the private keys of %s: %w", a.cfg.TrustDomain, err)
-		}
+		}))
 	}
-	return all, nil
+	return all, err
 }
 
 // Orphans returns the names of private keys of this CA that its custodians have and its record does not name, such as
 // after an older copy of the store was restored. The authority never destroys them; an operator may.
 func (a *Authority) Orphans(ctx context.Context) ([]string, error) {
-	all, err := a.heldKeys(ctx)
-	if err != nil || len(all) == 0 {
-		return nil, err
-	}
 	// The record names a key before it is made and until it is destroyed, so it must be read after a list of keys, and
 	// before another one.
-	if err := a.update(ctx, "", nil); err != nil {
-		return nil, err
+	all, err := a.heldKeys(ctx)
+	if err == nil && len(all) > 0 {
+		err = a.update(ctx, "", nil)
+	}
+	still := all
+	if err == nil && len(all) > 0 {
+		still, err = a.heldKeys(ctx)
+	}
+	if err != nil {
+		return nil, a.opError("list the private keys of", err)
 	}
 	d := a.current().Document
-	named := d.Names()
-	for _, l := range d.Loose {
-		named[l.Name] = true
-	}
-	still, err := a.heldKeys(ctx)
-	return slices.DeleteFunc(all, func(name string) bool { return named[name] || !slices.Contains(still, name) }), err
+	return slices.DeleteFunc(all, func(name string) bool { return d.Names(name) || !slices.Contains(still, name) }), nil
 }
 
 // keepCustody looks after the custodians until ctx is done. A private key is destroyed only after the record that it is
 // not needed was written, and when replicas whose clocks are slow do not sign with it any more.
 func (a *Authority) keepCustody(ctx context.Context) {
-	var probed, listed, destroyed time.Time
-	due := func(last *time.Time, every time.Duration) bool {
-		is := time.Since(*last) >= every
-		if is {
-			*last = time.Now()
-		}
-		return is
-	}
-	for renew.Sleep(ctx, probeRetry) == nil {
+	for n := 0; renew.Sleep(ctx, keepInterval) == nil; n++ {
 		s := a.current()
-		if k := s.active(); k.Name != "" && (a.custody.failed.Load() != nil || due(&probed, probeInterval)) {
+		if k := s.active(); k.Name != "" && (a.custody.failed.Load() != nil || n%30 == 0) {
 			_ = a.custody.probe(ctx, k.Secret()) // for Health
 		}
-		if !s.dirty && due(&destroyed, destroyInterval) {
-			for _, l := range s.Loose {
-				if l.Use == "" && time.Since(l.Since) > a.cfg.Backdate {
-					a.destroy(ctx, l.Name)
-				}
+		for _, l := range s.Loose {
+			if !s.dirty && n%6 == 0 && l.Use == "" && time.Since(l.Since) > a.cfg.Backdate {
+				a.destroy(ctx, l.Name)
 			}
 		}
-		if due(&listed, orphanInterval) {
-			if orphans, err := a.Orphans(ctx); len(orphans) > 0 && err == nil {
-				a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "custodians have private keys of this CA that its record does "+
-					"not name", slog.Any("names", orphans))
-			}
+		if n%360 != 0 {
+			continue
+		}
+		if orphans, _ := a.Orphans(ctx); len(orphans) > 0 {
+			a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "the custodians have private keys of this CA that its record does "+
+				"not name", slog.Any("names", orphans))
 		}
 	}
 }
@@ -446,12 +383,11 @@ func (a *Authority) keepCustody(ctx context.Context) {
 // destroy destroys a private key that no key has any more.
 func (a *Authority) destroy(ctx context.Context, name string) {
 	var err error
-	for _, from := range a.custody.all() {
+	for _, from := range a.custody.all {
 		err = cmp.Or(err, a.custody.call(ctx, signPatience, func(ctx context.Context) error {
 			return from.Destroy(ctx, name)
 		}))
 	}
-	a.custody.found.Delete(name)
 	if err == nil {
 		err = a.update(ctx, "", func(d *rotation.Document, _ time.Time) error {
 			if !d.Drop(name) {
@@ -460,10 +396,9 @@ func (a *Authority) destroy(ctx context.Context, name string) {
 			return errRemark
 		})
 	}
-	if err != nil && ctx.Err() == nil {
-		a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "private key not destroyed", slog.String("name", name),
-			slog.Any("err", err), slog.Duration("retry_in", destroyInterval))
-		return
+	level, what := slog.LevelInfo, "private key destroyed"
+	if err != nil {
+		level, what = slog.LevelWarn, "private key not destroyed"
 	}
-	a.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "private key destroyed", slog.String("name", name))
+	a.cfg.Logger.LogAttrs(ctx, level, what, slog.String("name", name), slog.Any("err", err))
 }

@@ -100,11 +100,8 @@ func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 		a.store = from.Tokens
 		return a, a.open(ctx)
 	}
-	if err := a.withoutStore(); err != nil {
-		return nil, err
-	}
 	now, d := time.Now(), newDocument()
-	if err := a.create(d, now, a.newKey); err != nil {
+	if err := a.createWithoutStore(d, now); err != nil {
 		return nil, err
 	}
 	// There may be no keys of ours, so the number of the files is enough.

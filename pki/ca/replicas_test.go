@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,6 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/bubble"
+	"github.com/svidkit/svidkit/internal/test/custodian"
+	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -38,7 +41,7 @@ func TestReplicas(t *testing.T) {
 	for _, n := range []int{5, 2}[:min(rounds.Of(1), 2)] {
 		for seed := range schedules {
 			t.Run(fmt.Sprintf("%d/seed %d", n, seed), func(t *testing.T) {
-				bubble.Test(t, func(t *testing.T) { replicas(t, n, seed) })
+				bubble.Test(t, func(t *testing.T) { replicas(t, n, seed, n == 2) })
 			})
 		}
 	}
@@ -51,7 +54,7 @@ type replica struct {
 	bundle *spiffe.Bundle
 }
 
-func replicas(t *testing.T, n int, seed uint64) {
+func replicas(t *testing.T, n int, seed uint64, custody bool) {
 	const (
 		tick        = 5 * time.Second
 		propagation = 5 * time.Minute
@@ -93,12 +96,23 @@ func replicas(t *testing.T, n int, seed uint64) {
 			return fine, latency
 		}
 	}
+	keys, healed := custodian.New(), new(atomic.Bool)
+	keys.Fault = func(context.Context, string, string) error {
+		if !healed.Load() && draw(40) == 0 {
+			return errFault
+		}
+		return nil
+	}
+	keys.Late = func(string, string) error { return keys.Fault(t.Context(), "", "") }
 	start := func(i int, s *faultStore) *replica {
 		// One failure after the other may be drawn, so that opening takes a while.
 		a := open(t, s, func(c *ca.Config) {
 			c.DefaultTTL, c.MaxTTL, c.Backdate, c.Rotation.Propagation = longest, longest, grace, propagation
 			c.JWT = &ca.JWTConfig{KeyTTL: time.Hour, MaxTTL: 5 * time.Minute}
 			c.Rotation.Manual = i%2 == 1
+			if custody {
+				c.Custody.Keys = keys
+			}
 		})
 		return &replica{a: a, store: s, stop: run(t, a)}
 	}
@@ -278,6 +292,15 @@ func replicas(t *testing.T, n int, seed uint64) {
 		require.Equal(t, all[0].a.Status().JWTKeys, r.a.Status().JWTKeys, "seed %d", seed)
 		for _, k := range r.a.Roots() {
 			require.False(t, k.Phase == "active" && k.Tainted && k.Activates.Before(time.Now().Add(-time.Hour)), "seed %d: a tainted root signs", seed)
+		}
+	}
+	if custody {
+		a, names := all[0].a, keys.Names()
+		healed.Store(true)
+		assert.NotEmpty(t, names, "seed %d", seed)
+		assert.Empty(t, must.Get(a.Orphans(t.Context()))(t), "seed %d", seed)
+		for _, k := range append(a.Status().Roots, a.Status().JWTKeys...) {
+			assert.True(t, k.Custody == "" || slices.Contains(names, k.Custody), "seed %d: the private key of %v is lost", seed, k)
 		}
 	}
 	t.Logf("seed %d: %d leaves, %d refused, %d rotations, %d emergencies, sequence %d", seed, leaves, refused, rotations, emergencies, sequence(t, all[0].a.Bundle()))

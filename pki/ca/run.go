@@ -318,7 +318,7 @@ func (a *Authority) Run(ctx context.Context) error {
 			})
 		})
 	}
-	if a.store != nil && len(a.custody.all()) > 0 && !a.views() {
+	if a.store != nil && len(a.custody.all) > 0 && !a.views() {
 		following.Go(func() { a.keepCustody(ctx) })
 	}
 	r := runner{a: a, nextSync: time.Now().Add(a.syncWait()), ended: make(chan error, 1), beside: following.Go}

@@ -32,92 +32,83 @@ type sealedHead struct {
 	Writer      string `json:"writer"`
 }
 
-func (a *Authority) headOf(d *rotation.Document) sealedHead {
-	return sealedHead{a.cfg.TrustDomain.String(), d.Authority, d.Revision, d.Writer}
+// text is what both encryptions authenticate.
+func (h sealedHead) text() []byte {
+	b, _ := json.Marshal(h) // these are strings and a number
+	return b
 }
 
-// cipher returns the cipher of a state, and what it authenticates.
-func (h sealedHead) cipher(key []byte) (cipher.AEAD, []byte, error) {
-	associated, err := json.Marshal(h)
-	if err != nil {
-		return nil, nil, err
-	}
+func aead(key []byte) (cipher.AEAD, error) {
 	block, err := aes.NewCipher(key)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	gcm, err := cipher.NewGCMWithRandomNonce(block)
-	return gcm, associated, err
+	return cipher.NewGCMWithRandomNonce(block)
 }
 
 // seal encrypts what is secret in the record of d, if there is a sealer. It unseals the key again before anything
 // depends on that.
 func (a *Authority) seal(ctx context.Context, d *rotation.Document, data map[string][]byte) error {
-	by := a.custody.Seal
+	by, head := a.custody.Seal, sealedHead{a.cfg.TrustDomain.String(), d.Authority, d.Revision, d.Writer}
 	if by == nil {
 		return nil
 	}
-	key := make([]byte, 32)
+	key, sealed := make([]byte, 32), []byte(nil)
 	_, _ = rand.Read(key) // it does not fail
-	s := sealedState{sealedHead: a.headOf(d)}
-	gcm, associated, err := s.cipher(key)
-	if err != nil {
-		return err
-	}
-	err = a.custody.call(ctx, signPatience, func(ctx context.Context) error {
-		sealed, err := by.Seal(ctx, bytes.Clone(key), associated)
-		if err != nil {
+	err := a.custody.call(ctx, signPatience, func(ctx context.Context) (err error) {
+		if sealed, err = by.Seal(ctx, bytes.Clone(key), head.text()); err != nil {
 			return err
 		}
-		again, err := by.Unseal(ctx, sealed, associated)
+		again, err := by.Unseal(ctx, sealed, head.text())
 		if err == nil && !bytes.Equal(again, key) {
 			err = errors.New("what was sealed does not unseal to the same")
 		}
-		s.Key = sealed
 		return err
 	})
 	if err != nil {
 		return &custodyError{fmt.Errorf("seal the record: %w", err)}
 	}
-	s.State = gcm.Seal(nil, nil, data[stateName], associated)
+	gcm, err := aead(key)
+	if err != nil {
+		return err
+	}
+	data[sealedName], err = json.Marshal(sealedState{head, sealed, gcm.Seal(nil, nil, data[stateName], head.text())})
 	delete(data, stateName)
 	delete(data, caKeyName)
-	data[sealedName], err = json.Marshal(s)
 	return err
 }
 
-// unseal returns the state in a sealed record, and whether it has to be sealed anew, as Custody.Unseal has unsealed it.
-func (a *Authority) unseal(ctx context.Context, b []byte) (state []byte, head sealedHead, former bool, err error) {
+// unseal returns the state in a sealed record, and whether it has to be sealed anew.
+func (a *Authority) unseal(ctx context.Context, b []byte) (state []byte, anew bool, err error) {
 	var s sealedState
 	if err := json.Unmarshal(b, &s); err != nil {
-		return nil, head, false, fmt.Errorf("%s: %w", sealedName, err)
-	}
-	associated, err := json.Marshal(s.sealedHead)
-	if err != nil {
-		return nil, head, false, err
+		return nil, false, fmt.Errorf("%s: %w", sealedName, err)
 	}
 	err = errors.New("the record is sealed, and no key is named to unseal it")
 	for i, by := range []Sealer{a.custody.Seal, a.custody.Unseal} {
 		if by == nil {
 			continue
 		}
-		var key []byte
-		failed := a.custody.call(ctx, signPatience, func(ctx context.Context) (err error) {
-			key, err = by.Unseal(ctx, s.Key, associated)
+		err = a.custody.call(ctx, signPatience, func(ctx context.Context) error {
+			key, err := by.Unseal(ctx, s.Key, s.text())
+			if err != nil {
+				return err
+			}
+			gcm, err := aead(key)
+			if err == nil {
+				state, err = gcm.Open(nil, nil, s.State, s.text())
+			}
+			if err != nil {
+				err = fmt.Errorf("%w: %w", fs.ErrInvalid, err)
+			}
 			return err
 		})
-		if failed == nil {
-			gcm, _, err := s.cipher(key)
-			if err == nil {
-				state, err = gcm.Open(nil, nil, s.State, associated)
-			}
-			return state, s.sealedHead, i == 1, err
+		switch {
+		case err == nil:
+			return state, i == 1, nil
+		case !errors.Is(err, fs.ErrInvalid) && !errors.Is(err, fs.ErrNotExist):
+			return nil, false, &custodyError{fmt.Errorf("unseal the record: %w", err)}
 		}
-		failed = fmt.Errorf("unseal the record: %w", failed)
-		if !errors.Is(failed, fs.ErrInvalid) && !errors.Is(failed, fs.ErrNotExist) {
-			return nil, head, false, &custodyError{failed}
-		}
-		err = failed
 	}
-	return nil, head, false, err
+	return nil, false, fmt.Errorf("unseal %s: %w", sealedName, err)
 }

@@ -47,7 +47,7 @@ func (s *Server) writeHealth(w io.Writer, until bool) {
 	for _, part := range []struct {
 		name string
 		err  error
-	}{{"signing", h.Signing}, {"store", h.Store}, {"audit", h.Audit}, {"root", h.Root}} {
+	}{{"signing", h.Signing}, {"store", h.Store}, {"audit", h.Audit}, {"root", h.Root}, {"keys", h.Keys}} {
 		if part.err != nil {
 			fmt.Fprintf(w, "%s: %v\n", part.name, part.err)
 			until = true
@@ -69,7 +69,7 @@ func (s *Server) newMetrics() *metrics.Set {
 		value      func(ca.Health) float64
 	}{
 		{"svidkit_ca_signing", "Whether the CA signs: 1, or 0 for a root out of its time, a store that has not " +
-			"answered for too long, or an audit log that cannot be written.",
+			"answered for too long, an audit log that cannot be written, or a custodian of its keys that does not sign.",
 			func(h ca.Health) float64 { return up(h.Signing) }},
 		{"svidkit_ca_store_up", "Whether the store of the CA answers: 1 or 0.",
 			func(h ca.Health) float64 { return up(h.Store) }},
@@ -77,6 +77,8 @@ func (s *Server) newMetrics() *metrics.Set {
 			func(h ca.Health) float64 { return up(h.Audit) }},
 		{"svidkit_ca_root_up", "Whether the root that signs is in order: 1, or 0 for one that is tainted or " +
 			"should have been replaced.", func(h ca.Health) float64 { return up(h.Root) }},
+		{"svidkit_ca_keys_up", "Whether the custodian of the private keys signs: 1, also without one, or 0.",
+			func(h ca.Health) float64 { return up(h.Keys) }},
 		{"svidkit_ca_store_synced_timestamp_seconds",
 			"When the store of the CA answered last, in seconds since 1970.",
 			func(h ca.Health) float64 { return metrics.Seconds(h.Synced) }},

@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -41,15 +40,14 @@ type Loose struct {
 	Since time.Time `json:"since,omitzero"` // when the last key that had it left; it is to be destroyed
 }
 
-// Names returns the names of the private keys at custodians that d names.
-func (d *Document) Names() map[string]bool {
-	names := map[string]bool{}
-	for _, k := range slices.Concat(d.Keys[:]...) {
-		if k.Name != "" {
-			names[k.Name] = true
-		}
-	}
-	return names
+// Names reports whether d names this private key at a custodian.
+func (d *Document) Names(name string) bool {
+	return d.signsWith(name) || slices.ContainsFunc(d.Loose, func(l Loose) bool { return l.Name == name })
+}
+
+// signsWith reports whether a key of d has the private key with this name.
+func (d *Document) signsWith(name string) bool {
+	return slices.ContainsFunc(slices.Concat(d.Keys[:]...), func(k Key) bool { return k.Name == name })
 }
 
 // Begun reports whether d is the record of a CA that is being made: its private keys have names, and no more.
@@ -80,28 +78,21 @@ func NamePrefix(authority string) string { return "svidkit-" + authority + "-" }
 // Account brings d.Loose up to date after a change of before's keys. A private key that no key has any more is to be
 // destroyed. A key that joined must have a private key that was loose, and is not to be destroyed.
 func (d *Document) Account(before *Document, now time.Time) error {
-	had, has := before.Names(), d.Names()
-	var loose []Loose
-	for _, l := range d.Loose {
-		switch {
-		case !has[l.Name]:
-			loose = append(loose, l)
-		case l.Use == "":
-			return fmt.Errorf("the private key %s is to be destroyed by now", l.Name)
+	for _, k := range slices.Concat(d.Keys[:]...) {
+		if k.Name == "" || before.signsWith(k.Name) {
+			continue
 		}
-		had[l.Name] = true
-	}
-	for name := range has {
-		if !had[name] {
-			return fmt.Errorf("the private key %s is not in the record", name)
+		at := slices.IndexFunc(d.Loose, func(l Loose) bool { return l.Use != "" && l.Name == k.Name })
+		if at < 0 {
+			return fmt.Errorf("the private key %s is not for a next key any more", k.Name)
 		}
+		d.Loose = slices.Concat(d.Loose[:at], d.Loose[at+1:])
 	}
-	for _, name := range slices.Sorted(maps.Keys(before.Names())) {
-		if !has[name] {
-			loose = append(loose, Loose{Name: name, Since: now.UTC().Round(0)})
+	for _, k := range slices.Concat(before.Keys[:]...) {
+		if k.Name != "" && !d.signsWith(k.Name) {
+			d.Loose = append(slices.Clip(d.Loose), Loose{Name: k.Name, Since: now.UTC().Round(0)})
 		}
 	}
-	d.Loose = loose
 	return nil
 }
 
