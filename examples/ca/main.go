@@ -34,11 +34,13 @@
 //
 //	ca -status                             print the roots and what becomes of them
 //	ca -rotate                             prepare a new root; the other three steps follow by time
+//	ca -rotate-jwt                         the same with the key for tokens
 //	ca -taint SERIAL                       a key may be stolen: replace it, and drop its root early
 //	ca -revoke SERIAL                      drop a root or a token key now, if another one signs
 //	ca -revoke SERIAL -now                 drop it although it signs: it is stolen. This costs: see below
 //	ca -once csr.pem -id spiffe://…        sign one request
 //	ca -jwt AUDIENCE -id spiffe://…        sign one token
+//	ca -reseal                             write the store sealed or in the clear, as -seal and -unseal say
 //	ca -verify-audit audit.jsonl           see that the audit log is whole, and with -audit-head that its end is
 //	ca -install kubernetes                 print what this CA needs in a cluster, as YAML; -with NAME=VALUE edits it
 //	ca -install SCHEME -anchor-dir DIR     print what a Linkerd mesh begins with, as YAML
@@ -54,8 +56,17 @@
 // -default-ttl at most each time. -renew-by-certificate=720h ends that 720 hours after the last token, and
 // -renew-by-certificate=off forbids it; without the flag there is no end, as with Istio.
 //
-// A backup is a copy of the store: of the directory -state-dir/ca, or of the Secret. It holds the private keys. To
-// restore it, stop all replicas, put it back, and start them.
+// A backup is a copy of the store: of the directory -state-dir/ca, or of the Secret. It holds the private keys, unless
+// -custodian keeps them elsewhere or -seal encrypts them. To restore it, stop all replicas, put it back, and start
+// them.
+//
+// # Where the keys are
+//
+// -custodian openbao:FILE makes the next keys in the transit engine of OpenBao or Vault, which signs with them and
+// does not give them away; FILE has its address and the file of its token. Keys that are made already move by -rotate
+// and -rotate-jwt, and back without the flag, while -former-custodian names where they are. -seal encrypts the store
+// with a key of the custodian. The program examples/ca-full is this one with PKCS #11, TPM, and databases as stores of
+// replicas; examples/CUSTODY.md and examples/REPLICAS.md go through both.
 //
 // The audit log gets a line for each signature before it leaves, by the server or by a command, and for each change
 // of keys; package auditlog documents the lines. A full or slow disk stops the CA from signing, and /ready says so.

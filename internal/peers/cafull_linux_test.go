@@ -37,14 +37,19 @@ type caFull struct {
 	env          []string
 }
 
-func newCAFull(t *testing.T, flags ...string) *caFull {
+// buildCAFull builds the program, which is a module of its own.
+func buildCAFull(t *testing.T) string {
 	t.Helper()
-	c := &caFull{dir: t.TempDir(), flags: append([]string{"-propagation", "2s", "-default-ttl", "10s", "-max-ttl", "10s",
-		"-backdate", "1s", "-refresh-hint", "1s", "-linkerd-addr=", "-bundle-addr=", "-root-ca-dir="}, flags...)}
-	c.program = filepath.Join(t.TempDir(), "ca-full")
-	out, err := exec.Command("go", "build", "-C", "../../examples/ca-full", "-o", c.program, ".").CombinedOutput()
+	program := filepath.Join(t.TempDir(), "ca-full")
+	out, err := exec.Command("go", "build", "-C", "../../examples/ca-full", "-o", program, ".").CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	return c
+	return program
+}
+
+func newCAFull(t *testing.T, program string, flags ...string) *caFull {
+	t.Helper()
+	return &caFull{program: program, dir: t.TempDir(), flags: append([]string{"-propagation", "2s", "-default-ttl", "10s", "-max-ttl", "10s",
+		"-backdate", "1s", "-refresh-hint", "1s", "-linkerd-addr=", "-bundle-addr=", "-root-ca-dir="}, flags...)}
 }
 
 func (c *caFull) command(args ...string) *exec.Cmd {
@@ -171,6 +176,7 @@ func (c *caFull) moved(t *testing.T, w *caller, s *serving, held bool) {
 // certificates that are replaced, as the page says.
 func TestCAFullStores(t *testing.T) {
 	t.Parallel()
+	program := buildCAFull(t)
 	for _, kind := range []string{"postgres", "mysql"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
@@ -191,22 +197,21 @@ func TestCAFullStores(t *testing.T) {
 			}
 			password := filepath.Join(t.TempDir(), "password")
 			require.NoError(t, os.WriteFile(password, []byte("the first\n"), 0o600))
-			c := newCAFull(t, "-store", kind+"://ca@"+d.Addr+"/svidkit", "-store-password-file", password)
+			c := newCAFull(t, program, "-store", kind+"://ca@"+d.Addr+"/svidkit", "-store-password-file", password)
 			plain := slices.Clip(c.flags)
 			c.flags = append(plain, "-store-identity", identity, "-store-server", "spiffe://db.test/server")
 			d.Admin(t, must.Get(c.run(t, "-store-schema"))(t))
-			d.NewUser(t, "ca", "svidkit_ca")
+			d.Admin(t, strings.ReplaceAll(fileOn(t, "REPLICAS.md", "replicas."+kind+".sql"), "PASSWORD'", "the first'"))
 			alter := func(text string) {
 				if kind == "postgres" {
 					d.Admin(t, "ALTER ROLE ca PASSWORD '"+text+"'")
 				} else {
-					d.Admin(t, "ALTER USER ca@'127.0.0.1' IDENTIFIED BY '"+text+"' REQUIRE X509")
+					d.Admin(t, "ALTER USER ca@'127.0.0.1' IDENTIFIED BY '"+text+"'")
 				}
 			}
-			alter("the first")
 			if kind == "postgres" {
 				d.Write(t, "run/data/pg_hba.conf", "host all postgres 127.0.0.1/32 trust\n"+
-					"hostssl svidkit ca 127.0.0.1/32 scram-sha-256 clientcert=verify-ca\n")
+					fileOn(t, "REPLICAS.md", "replicas.pg_hba.conf"))
 				for name, file := range map[string]string{"cert": "server.pem", "key": "server-key.pem", "ca": "roots.pem"} {
 					d.Admin(t, "ALTER SYSTEM SET ssl_"+name+"_file = '"+d.Write(t, "run/"+file,
 						string(must.Get(os.ReadFile(filepath.Join(files, file)))(t)))+"'")
@@ -290,10 +295,11 @@ func writePEM(t *testing.T, ca *spiffetest.CA, path, dir string, mode fs.FileMod
 // TestCAFullCustody moves the keys of a CA to a real custodian and back while a workload renews, and seals its store.
 func TestCAFullCustody(t *testing.T) {
 	t.Parallel()
+	program := buildCAFull(t)
 	for _, kind := range []string{"openbao", "pkcs11", "tpm"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			c, dir := newCAFull(t), t.TempDir()
+			c, dir := newCAFull(t, program), t.TempDir()
 			write := func(name, text string) string {
 				path := filepath.Join(dir, name)
 				require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
