@@ -467,17 +467,11 @@ func (a *Authority) alg(kind rotation.Kind) string {
 
 // keyAlgorithm returns the algorithm of the private key of a new root, or of a key for tokens with the algorithm alg.
 func (a *Authority) keyAlgorithm(kind rotation.Kind, alg string) string {
-	switch {
-	case kind == rotation.Root:
+	if kind == rotation.Root {
 		return cmp.Or(a.cfg.Rotation.KeyAlgorithm, "ecdsa-p256")
-	case alg == "ES256":
-		return "ecdsa-p256"
-	case alg == "ES384":
-		return "ecdsa-p384"
-	case alg == "ES512":
-		return "ecdsa-p521"
 	}
-	return "rsa-2048"
+	curves := map[string]string{"ES256": "ecdsa-p256", "ES384": "ecdsa-p384", "ES512": "ecdsa-p521"}
+	return cmp.Or(curves[alg], "rsa-2048")
 }
 
 // newKey makes a root, or a key for tokens with the algorithm alg, whose private key is in the store.

@@ -237,11 +237,8 @@ func (a *Authority) makeKey(ctx context.Context, kind rotation.Kind, alg string)
 		return a.newKey(kind, alg)
 	}
 	var name string
-	err := a.update(ctx, "", func(d *rotation.Document, _ time.Time) error {
-		var had bool
-		if name, had = d.Stake(kind.String() + " " + a.keyAlgorithm(kind, alg)); had {
-			return errNoChange
-		}
+	err := a.update(ctx, "", func(d *rotation.Document, now time.Time) error {
+		name, _ = d.Stake(kind.String()+" "+a.keyAlgorithm(kind, alg), now, 2*makePatience)
 		return errRemark
 	})
 	if err != nil {
@@ -282,7 +279,7 @@ func (a *Authority) begin(ctx context.Context, d *rotation.Document, version str
 	d = d.Clone()
 	names, write := map[rotation.Kind]string{}, false
 	for _, kind := range a.kinds() {
-		name, had := d.Stake(kind.String() + " " + a.keyAlgorithm(kind, a.alg(kind)))
+		name, had := d.Stake(kind.String()+" "+a.keyAlgorithm(kind, a.alg(kind)), now, 0)
 		names[kind], write = name, write || !had
 	}
 	if write {
@@ -366,8 +363,8 @@ func (a *Authority) keepCustody(ctx context.Context) {
 			_ = a.custody.probe(ctx, k.Secret()) // for Health
 		}
 		for _, l := range s.Loose {
-			if !s.dirty && n%6 == 0 && l.Use == "" && time.Since(l.Since) > a.cfg.Backdate {
-				a.destroy(ctx, l.Name)
+			if age := time.Since(l.Since); !s.dirty && n%6 == 0 && age > a.cfg.Backdate && (l.Use == "" || age > time.Hour) {
+				a.discard(ctx, l)
 			}
 		}
 		if n%360 != 0 {
@@ -380,25 +377,27 @@ func (a *Authority) keepCustody(ctx context.Context) {
 	}
 }
 
-// destroy destroys a private key that no key has any more.
-func (a *Authority) destroy(ctx context.Context, name string) {
+// discard takes a private key that no key has a step further.
+func (a *Authority) discard(ctx context.Context, l rotation.Loose) {
 	var err error
 	for _, from := range a.custody.all {
-		err = cmp.Or(err, a.custody.call(ctx, signPatience, func(ctx context.Context) error {
-			return from.Destroy(ctx, name)
-		}))
+		if l.Use == "" {
+			err = cmp.Or(err, a.custody.call(ctx, signPatience, func(ctx context.Context) error {
+				return from.Destroy(ctx, l.Name)
+			}))
+		}
 	}
 	if err == nil {
-		err = a.update(ctx, "", func(d *rotation.Document, _ time.Time) error {
-			if !d.Drop(name) {
+		err = a.update(ctx, "", func(d *rotation.Document, now time.Time) error {
+			if !d.Discard(l, now) {
 				return errNoChange
 			}
 			return errRemark
 		})
 	}
-	level, what := slog.LevelInfo, "private key destroyed"
+	level, what := slog.LevelInfo, "a private key at a custodian was discarded"
 	if err != nil {
-		level, what = slog.LevelWarn, "private key not destroyed"
+		level, what = slog.LevelWarn, "a private key at a custodian could not be discarded"
 	}
-	a.cfg.Logger.LogAttrs(ctx, level, what, slog.String("name", name), slog.Any("err", err))
+	a.cfg.Logger.LogAttrs(ctx, level, what, slog.String("name", l.Name), slog.Any("err", err))
 }

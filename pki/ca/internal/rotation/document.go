@@ -36,8 +36,8 @@ type Document struct {
 // until it is destroyed, so that a crash at no moment leaves a key that no document names.
 type Loose struct {
 	Name  string    `json:"name"`
-	Use   string    `json:"use,omitempty"`  // of one that may be made by now: the kind and algorithm of the next key
-	Since time.Time `json:"since,omitzero"` // when the last key that had it left; it is to be destroyed
+	Use   string    `json:"use,omitempty"` // the kind and algorithm of the next key; empty: it is to be destroyed
+	Since time.Time `json:"since"`         // when the attempt to make it began, or it was to be destroyed
 }
 
 // Names reports whether d names this private key at a custodian.
@@ -53,23 +53,35 @@ func (d *Document) signsWith(name string) bool {
 // Begun reports whether d is the record of a CA that is being made: its private keys have names, and no more.
 func (d *Document) Begun() bool { return len(d.Keys[Root])+len(d.Keys[Token]) == 0 && len(d.Loose) > 0 }
 
-// Stake returns the name of a private key for the next key of this use, and whether d had it already.
-func (d *Document) Stake(use string) (name string, had bool) {
-	for _, l := range d.Loose {
-		if l.Use == use {
+// Stake returns the name of a private key for the next key of this use, and whether d had it: that of an attempt that
+// began at least patience ago and so has failed, or a new one. Attempts at the same time have different names, or one
+// could make a key again that the other has used, retired and destroyed.
+func (d *Document) Stake(use string, now time.Time, patience time.Duration) (name string, had bool) {
+	now = now.UTC().Round(0)
+	for i, l := range d.Loose {
+		if l.Use == use && now.Sub(l.Since) >= patience {
+			d.Loose[i].Since = now
 			return l.Name, true
 		}
 	}
 	name = NamePrefix(d.Authority) + RandomID()[:16]
-	d.Loose = append(slices.Clip(d.Loose), Loose{Name: name, Use: use})
+	d.Loose = append(slices.Clip(d.Loose), Loose{Name: name, Use: use, Since: now})
 	return name, false
 }
 
-// Drop returns d without the private key with this name, which was destroyed, and whether d had it.
-func (d *Document) Drop(name string) bool {
-	n := len(d.Loose)
-	d.Loose = slices.DeleteFunc(d.Loose, func(l Loose) bool { return l.Name == name && l.Use == "" })
-	return len(d.Loose) < n
+// Discard takes l a step further: if no next key came of it, it is to be destroyed, and otherwise it has been. It
+// reports whether d had l.
+func (d *Document) Discard(l Loose, now time.Time) bool {
+	i := slices.Index(d.Loose, l)
+	switch {
+	case i < 0:
+		return false
+	case l.Use != "":
+		d.Loose[i] = Loose{Name: l.Name, Since: now.UTC().Round(0)}
+	default:
+		d.Loose = slices.Delete(d.Loose, i, i+1)
+	}
+	return true
 }
 
 // NamePrefix begins the names of the private keys of the CA with this ID.
