@@ -31,8 +31,9 @@ type client struct {
 	certificate           bool // the login is by the client certificate of the connection
 	renews                bool // a token that is no login's is renewed
 
-	session atomic.Pointer[session] // nil before a login, and after Vault has refused its token
-	turn    chan struct{}           // held by the call that logs in or renews
+	session  atomic.Pointer[session] // nil before a login or renewal, and after Vault has refused a login's token
+	turn     chan struct{}           // held by the call that logs in
+	renewing atomic.Bool             // a call renews
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -95,9 +96,7 @@ func (c *client) call(ctx context.Context, r caconn.Request, token string, answe
 		r.Header.Set("X-Vault-Token", token)
 	}
 	r.Secrets = append(r.Secrets, token)
-	if r.Message == nil {
-		r.Message = message
-	}
+	r.Message = message
 	err := c.conn.Do(ctx, r, answer)
 	e, told := errors.AsType[*caclient.Error](err)
 	s, ok := errors.AsType[*caconn.Status](err)
@@ -235,18 +234,14 @@ const (
 	renewAgain   = 10 * time.Minute // after a failure, such as for a token that cannot be renewed
 )
 
-// keepAlive renews a token that is no login's when a third of its lease is over. One call at a time does that, shortly;
+// keepAlive renews a token that is no login's when a third of its life is over. One call at a time does that, shortly;
 // others use the token as it is.
 func (c *client) keepAlive(ctx context.Context, op, token string) {
-	select {
-	case c.turn <- struct{}{}:
-		defer func() { <-c.turn }()
-	default:
+	s := c.session.Load()
+	if s != nil && s.token() == token && time.Now().Before(s.renew) || !c.renewing.CompareAndSwap(false, true) {
 		return
 	}
-	if s := c.session.Load(); s != nil && s.token() == token && time.Now().Before(s.renew) {
-		return
-	}
+	defer c.renewing.Store(false)
 	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
 	var answer loginAnswer

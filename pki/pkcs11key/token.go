@@ -40,13 +40,11 @@ const (
 	signEdwards     = 0x1057 // CKM_EDDSA
 )
 
-// A sealed secret is the format, the fingerprint of the key's CKA_ID, the nonce, and what AES-GCM makes of the secret.
+// A sealed secret is the format, the nonce, and what AES-GCM makes of the secret.
 const (
-	sealFormat      = 1
-	fingerprintSize = 16
-	nonceSize       = 12
-	sealHeader      = 1 + fingerprintSize + nonceSize
-	tagSize         = 16
+	sealFormat = 1
+	sealHeader = 1 + 12
+	tagSize    = 16
 )
 
 var errTwo = errors.New("the token has several keys of this name")
@@ -58,14 +56,14 @@ type redacted = redact.Text
 type token struct {
 	redacted
 	Options
-	module              *pkcs11.Ctx
-	signTime, loginTime time.Duration
-	places              chan struct{} // one for each call under way
-	hanging             atomic.Int32  // calls under way whose callers have left
-	idle                chan *session
-	closed              atomic.Bool
-	opening             chan struct{}          // one for who logs in
-	refused             atomic.Pointer[string] // a wrong PIN
+	module             *pkcs11.Ctx
+	signTime, turnTime time.Duration
+	places             chan struct{} // one for each call under way
+	hanging            atomic.Int32  // calls under way whose callers have left
+	idle               chan *session
+	closed             atomic.Bool
+	logins, changes    chan struct{}          // each holds the call that logs in, or changes objects
+	refused            atomic.Pointer[string] // a wrong PIN
 }
 
 // session is a session of the module that is logged in, for one call at a time.
@@ -81,8 +79,8 @@ func open(ctx context.Context, o Options) (Token, error) {
 	}
 	t := &token{
 		redacted: redact.New(fmt.Sprintf("pkcs11key.Token(%q)", o.Token)), Options: o, module: pkcs11.New(o.Module),
-		signTime: 10 * time.Second, loginTime: 30 * time.Second, idle: make(chan *session, o.Sessions),
-		places: make(chan struct{}, o.Sessions), opening: make(chan struct{}, 1),
+		signTime: 10 * time.Second, turnTime: 30 * time.Second, idle: make(chan *session, o.Sessions),
+		places: make(chan struct{}, o.Sessions), logins: make(chan struct{}, 1), changes: make(chan struct{}, 1),
 	}
 	if t.module == nil {
 		_, err := os.Stat(o.Module)
@@ -122,18 +120,20 @@ func call[T any](ctx context.Context, t *token, what, name string, f func(*sessi
 		}
 		<-t.places
 	}()
+	var err error
 	select {
-	case err := <-result:
-		if err != nil {
-			return none, failed(err)
-		}
-		return v, nil
+	case err = <-result:
 	case <-ctx.Done():
 		if over.CompareAndSwap(false, true) {
 			t.hanging.Add(1)
+			return none, failed(fmt.Errorf("the module has not answered yet: %w", ctx.Err()))
 		}
-		return none, failed(fmt.Errorf("the module has not answered yet: %w", ctx.Err()))
+		err = <-result
 	}
+	if err != nil {
+		return none, failed(err)
+	}
+	return v, nil
 }
 
 // try runs f in a session. If the session, the login or a handle is lost, it does so once more in a new session.
@@ -172,11 +172,12 @@ func try[T any](ctx context.Context, t *token, f func(*session) (T, error)) (v T
 }
 
 // lost are the answers after which a new session may help: the token was restarted or removed, or another part of the
-// process has ended the session, the login or the module.
+// process has ended the session, the login or the module, or destroyed an object.
 var lost = []pkcs11.Error{pkcs11.CKR_SESSION_HANDLE_INVALID, pkcs11.CKR_SESSION_CLOSED, pkcs11.CKR_DEVICE_ERROR,
 	pkcs11.CKR_DEVICE_REMOVED, pkcs11.CKR_TOKEN_NOT_PRESENT, pkcs11.CKR_TOKEN_NOT_RECOGNIZED,
 	pkcs11.CKR_SLOT_ID_INVALID, pkcs11.CKR_USER_NOT_LOGGED_IN, pkcs11.CKR_CRYPTOKI_NOT_INITIALIZED,
-	pkcs11.CKR_KEY_HANDLE_INVALID, pkcs11.CKR_OBJECT_HANDLE_INVALID}
+	pkcs11.CKR_KEY_HANDLE_INVALID, pkcs11.CKR_OBJECT_HANDLE_INVALID, pkcs11.CKR_GENERAL_ERROR,
+	pkcs11.CKR_FUNCTION_FAILED}
 
 // is says whether the module has answered with one of these codes.
 func is(err error, codes ...pkcs11.Error) bool {
@@ -212,18 +213,39 @@ func (t *token) drain() {
 	}
 }
 
+// alone waits for its turn. A call that hangs has it only for a while.
+func (t *token) alone(ctx context.Context, turn chan struct{}) (release func(), err error) {
+	select {
+	case turn <- struct{}{}:
+		release = sync.OnceFunc(func() { <-turn })
+		time.AfterFunc(t.turnTime, release)
+		return release, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// change is a call that makes or destroys objects, one at a time: some modules fail otherwise.
+func change[T any](ctx context.Context, t *token, what, name string, f func(*session) (T, error)) (T, error) {
+	return call(ctx, t, what, name, func(s *session) (v T, err error) {
+		release, err := t.alone(ctx, t.changes)
+		if err != nil {
+			return v, err
+		}
+		defer release()
+		return f(s)
+	})
+}
+
 func (t *token) newSession(ctx context.Context) (*session, error) {
 	if t.closed.Load() {
 		return nil, os.ErrClosed
 	}
-	select {
-	case t.opening <- struct{}{}: // so that one wrong PIN is tried once
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	release, err := t.alone(ctx, t.logins) // so that one wrong PIN is tried once
+	if err != nil {
+		return nil, err
 	}
-	release := sync.OnceFunc(func() { <-t.opening })
 	defer release()
-	defer time.AfterFunc(t.loginTime, release).Stop() // a login that hangs must not stop all others
 	if err := t.module.Initialize(); err != nil && !is(err, pkcs11.CKR_CRYPTOKI_ALREADY_INITIALIZED) {
 		return nil, fmt.Errorf("the module does not start: %w", err)
 	}
@@ -250,25 +272,22 @@ func (t *token) newSession(ctx context.Context) (*session, error) {
 func (t *token) slot() (slot, flags uint, err error) {
 	slots, err := t.module.GetSlotList(true)
 	var labels []string
+	found := 0
 	for _, id := range slots {
 		info, e := t.module.GetTokenInfo(id)
 		if e != nil {
 			err = e
-			continue
-		}
-		if labels = append(labels, info.Label); info.Label == t.Token {
-			slot, flags = id, info.Flags
+		} else if labels = append(labels, info.Label); info.Label == t.Token {
+			slot, flags, found = id, info.Flags, found+1
 		}
 	}
-	switch n := len(slices.DeleteFunc(slices.Clone(labels), func(l string) bool { return l != t.Token })); {
-	case n > 1:
-		return 0, 0, fmt.Errorf("%d tokens have this label; give each its own", n)
-	case n == 0 && err != nil:
+	switch {
+	case found == 1:
+		return slot, flags, nil
+	case found == 0 && err != nil:
 		return 0, 0, fmt.Errorf("no token that can be read has this label: %w", err)
-	case n == 0:
-		return 0, 0, fmt.Errorf("no token has this label; the module has the tokens %q", labels)
 	}
-	return slot, flags, nil
+	return 0, 0, fmt.Errorf("%d tokens have this label; the module has the tokens %q", found, labels)
 }
 
 // loggedIn returns CKR_USER_NOT_LOGGED_IN if the session does not see what is private.
@@ -313,14 +332,15 @@ func attributes(pairs ...any) (list []*pkcs11.Attribute) {
 }
 
 // named are the attributes of an object that stays in the token.
-func named(class, keyType int, name string, id []byte) []*pkcs11.Attribute {
+func named(class, keyType int, name string) []*pkcs11.Attribute {
+	id := sha256.Sum256([]byte(name)) // of both halves
 	return attributes(pkcs11.CKA_CLASS, class, pkcs11.CKA_KEY_TYPE, keyType, pkcs11.CKA_TOKEN, true,
-		pkcs11.CKA_LABEL, name, pkcs11.CKA_ID, id)
+		pkcs11.CKA_LABEL, name, pkcs11.CKA_ID, id[:16])
 }
 
 // hidden are the attributes of an object whose value stays in the token.
-func hidden(class, keyType int, name string, id []byte) []*pkcs11.Attribute {
-	return append(named(class, keyType, name, id), attributes(pkcs11.CKA_PRIVATE, true, pkcs11.CKA_SENSITIVE, true,
+func hidden(class, keyType int, name string) []*pkcs11.Attribute {
+	return append(named(class, keyType, name), attributes(pkcs11.CKA_PRIVATE, true, pkcs11.CKA_SENSITIVE, true,
 		pkcs11.CKA_EXTRACTABLE, false, pkcs11.CKA_UNWRAP, false)...)
 }
 
@@ -377,16 +397,13 @@ func (s *session) get(o pkcs11.ObjectHandle, kinds ...int) (values [][]byte, err
 	return values, err
 }
 
-// keeps returns the attribute CKA_ID of a key, or an error if the key can leave the token.
-func (s *session) keeps(o pkcs11.ObjectHandle) ([]byte, error) {
-	v, err := s.get(o, pkcs11.CKA_ID, pkcs11.CKA_SENSITIVE, pkcs11.CKA_EXTRACTABLE)
-	if err != nil {
-		return nil, err
+// keeps returns an error if the key can leave the token.
+func (s *session) keeps(o pkcs11.ObjectHandle) error {
+	v, err := s.get(o, pkcs11.CKA_SENSITIVE, pkcs11.CKA_EXTRACTABLE)
+	if err == nil && (!bytes.Equal(v[0], []byte{1}) || !bytes.Equal(v[1], []byte{0})) {
+		err = errors.New("the key can leave the token: it is extractable or not sensitive")
 	}
-	if !bytes.Equal(v[1], []byte{1}) || !bytes.Equal(v[2], []byte{0}) {
-		return nil, errors.New("the key can leave the token: it is extractable or not sensitive")
-	}
-	return v[0], nil
+	return err
 }
 
 // algorithms are, by name, the parameters of RSA keys and of elliptic curves.
@@ -422,7 +439,7 @@ func marshal(v any) []byte {
 // NewKey implements ca.Custodian.
 func (t *token) NewKey(ctx context.Context, name, algorithm string) (crypto.Signer, error) {
 	var last error // of an attempt to make the pair, which is the only one
-	return signer(call(ctx, t, "make the key", name, func(s *session) (k *key, err error) {
+	return change(ctx, t, "make the key", name, func(s *session) (k crypto.Signer, err error) {
 		if last != nil {
 			return nil, last
 		}
@@ -433,35 +450,26 @@ func (t *token) NewKey(ctx context.Context, name, algorithm string) (crypto.Sign
 		if err == nil && len(found) > 0 {
 			err = fs.ErrExist
 		}
-		if err != nil {
-			return nil, err
+		if err == nil {
+			k, err = s.generate(ctx, name, algorithm)
+			last = err
 		}
-		k, last = s.generate(ctx, name, algorithm)
-		return k, last
-	}))
-}
-
-// signer keeps a nil *key out of the interface.
-func signer(k *key, err error) (crypto.Signer, error) {
-	if err != nil {
-		return nil, err
-	}
-	return k, nil
+		return k, err
+	})
 }
 
 // generate makes a pair. Tokens allow several with one label: if another process has made one meanwhile, generate
 // destroys its own.
-func (s *session) generate(ctx context.Context, name, algorithm string) (*key, error) {
-	a, id := algorithms[algorithm], make([]byte, 16)
-	rand.Read(id)
-	public := append(named(pkcs11.CKO_PUBLIC_KEY, a.keyType, name, id), attributes(pkcs11.CKA_VERIFY, true)...)
+func (s *session) generate(ctx context.Context, name, algorithm string) (crypto.Signer, error) {
+	a := algorithms[algorithm]
+	public := append(named(pkcs11.CKO_PUBLIC_KEY, a.keyType, name), attributes(pkcs11.CKA_VERIFY, true)...)
 	if a.curve != nil {
 		public = append(public, attributes(pkcs11.CKA_EC_PARAMS, marshal(a.curve))...)
 	} else {
 		public = append(public, attributes(pkcs11.CKA_MODULUS_BITS, a.bits,
 			pkcs11.CKA_PUBLIC_EXPONENT, []byte{1, 0, 1}, pkcs11.CKA_ENCRYPT, false, pkcs11.CKA_WRAP, false)...)
 	}
-	private := append(hidden(pkcs11.CKO_PRIVATE_KEY, a.keyType, name, id),
+	private := append(hidden(pkcs11.CKO_PRIVATE_KEY, a.keyType, name),
 		attributes(pkcs11.CKA_SIGN, true, pkcs11.CKA_DECRYPT, false)...)
 	publicHalf, privateHalf, err := s.module.GenerateKeyPair(s.h, mechanism(a.generate, nil), public, private)
 	if is(err, pkcs11.CKR_MECHANISM_INVALID, pkcs11.CKR_CURVE_NOT_SUPPORTED, pkcs11.CKR_KEY_SIZE_RANGE) {
@@ -485,16 +493,16 @@ func (s *session) generate(ctx context.Context, name, algorithm string) (*key, e
 
 // Key implements ca.Custodian.
 func (t *token) Key(ctx context.Context, name string) (crypto.Signer, error) {
-	return signer(call(ctx, t, "find the key", name, func(s *session) (*key, error) { return s.load(name) }))
+	return call(ctx, t, "find the key", name, func(s *session) (crypto.Signer, error) { return s.load(name) })
 }
 
 // load finds a pair.
-func (s *session) load(name string) (*key, error) {
+func (s *session) load(name string) (crypto.Signer, error) {
 	private, err := s.one(name, pkcs11.CKO_PRIVATE_KEY)
 	if err != nil {
 		return nil, err
 	}
-	if _, err = s.keeps(private); err != nil {
+	if err = s.keeps(private); err != nil {
 		return nil, err
 	}
 	o, err := s.one(name, pkcs11.CKO_PUBLIC_KEY)
@@ -550,7 +558,7 @@ func (s *session) public(o pkcs11.ObjectHandle) (crypto.PublicKey, error) {
 
 // Destroy implements ca.Custodian.
 func (t *token) Destroy(ctx context.Context, name string) error {
-	_, err := call(ctx, t, "destroy the key", name, func(s *session) (int, error) {
+	_, err := change(ctx, t, "destroy the key", name, func(s *session) (int, error) {
 		found, err := s.find(name, pkcs11.CKO_PRIVATE_KEY, pkcs11.CKO_PUBLIC_KEY)
 		for _, o := range found {
 			if err == nil {
@@ -625,15 +633,15 @@ func (k *key) Sign(_ io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, 
 	})
 }
 
-// prepare returns the mechanism, what it signs, and the size of the token's signature. The call may outlive its
-// caller, so that data is a copy.
-func prepare(public any, digest []byte, o crypto.SignerOpts) (m []*pkcs11.Mechanism, data []byte, size int, err error) {
-	hash, unfit := o.HashFunc(), fmt.Errorf("a %T, %T and %v: %w", public, o, o.HashFunc(), errors.ErrUnsupported)
+// prepare returns the mechanism, a copy of what it signs, as the call may outlive its caller, and the size of the
+// token's signature.
+func prepare(key any, digest []byte, o crypto.SignerOpts) (_ []*pkcs11.Mechanism, data []byte, size int, err error) {
+	hash, unfit := o.HashFunc(), fmt.Errorf("a %T, %T and %v: %w", key, o, o.HashFunc(), errors.ErrUnsupported)
 	if hash != 0 && len(digest) != hash.Size() {
 		return nil, nil, 0, fmt.Errorf("the digest has %d bytes in place of %d", len(digest), hash.Size())
 	}
 	data = bytes.Clone(digest)
-	switch p := public.(type) {
+	switch p := key.(type) {
 	case ed25519.PublicKey:
 		if ed, ok := o.(*ed25519.Options); hash == 0 && !(ok && ed.Context != "") {
 			return mechanism(signEdwards, nil), data, ed25519.SignatureSize, nil
@@ -658,54 +666,46 @@ func prepare(public any, digest []byte, o crypto.SignerOpts) (m []*pkcs11.Mechan
 			}
 			return mechanism(pkcs11.CKM_RSA_PKCS_PSS, pkcs11.NewPSSParams(h, mgf, uint(salt))), data, p.Size(), nil
 		}
-		info := pkix.AlgorithmIdentifier{Parameters: asn1.NullRawValue,
-			Algorithm: asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 2, 1 + n}}
-		data = marshal(struct { // DigestInfo of RFC 8017
-			A pkix.AlgorithmIdentifier
-			D []byte
-		}{info, data})
+		size := byte(hash.Size()) // DigestInfo of RFC 8017, section 9.2, with an OID that ends in 1, 2 or 3
+		data = slices.Concat([]byte{0x30, 17 + size, 0x30, 13, 6, 9, 0x60, 0x86, 0x48, 1, 0x65, 3, 4, 2, byte(1 + n)},
+			[]byte{5, 0, 4, size}, digest)
 		return mechanism(pkcs11.CKM_RSA_PKCS, nil), data, p.Size(), nil
 	}
 	return nil, nil, 0, unfit
 }
 
-// sealKeys returns the keys that seal, by fingerprint. Processes that seal for the first time at the same time may
-// make one each: all stay, as what is sealed says by which.
-func (s *session) sealKeys() (map[string]pkcs11.ObjectHandle, error) {
+// sealKeys returns the keys that seal. Processes that seal for the first time at the same time may make one each, and
+// all stay.
+func (s *session) sealKeys() ([]pkcs11.ObjectHandle, error) {
 	if s.SealKey == "" {
 		return nil, errors.New("no label is configured")
 	}
-	found, err := s.find(s.SealKey, pkcs11.CKO_SECRET_KEY)
-	keys := map[string]pkcs11.ObjectHandle{}
-	for _, o := range found {
-		id, err := s.keeps(o)
-		if err != nil {
-			return nil, err
+	keys, err := s.find(s.SealKey, pkcs11.CKO_SECRET_KEY)
+	for _, o := range keys {
+		if err == nil {
+			err = s.keeps(o)
 		}
-		sum := sha256.Sum256(id)
-		keys[string(sum[:fingerprintSize])] = o
 	}
 	return keys, err
 }
 
-// encrypt seals.
-func (s *session) encrypt(fingerprint string, o pkcs11.ObjectHandle, secret, associated []byte) (box []byte, err error) {
-	nonce := make([]byte, nonceSize)
+func (s *session) encrypt(o pkcs11.ObjectHandle, secret, associated []byte) (box []byte, err error) {
+	nonce := make([]byte, sealHeader-1)
 	rand.Read(nonce)
-	p := pkcs11.NewGCMParams(nonce, associated, tagSize*8)
+	p := pkcs11.NewGCMParams(nonce, associated, 8*tagSize)
 	defer p.Free()
 	if err = s.module.EncryptInit(s.h, mechanism(pkcs11.CKM_AES_GCM, p), o); err == nil {
 		box, err = s.module.Encrypt(s.h, secret)
 	}
-	if nonce = p.IV(); err == nil && len(nonce) != nonceSize { // some tokens take their own
-		err = fmt.Errorf("the token uses a nonce of %d bytes", len(nonce))
+	box = slices.Concat([]byte{sealFormat}, p.IV(), box) // some tokens take their own nonce
+	if err == nil && len(box) != sealHeader+len(secret)+tagSize {
+		err = fmt.Errorf("the token makes a nonce and a tag of %d bytes", len(box)-1-len(secret))
 	}
-	return slices.Concat([]byte{sealFormat}, []byte(fingerprint), nonce, box), err
+	return box, err
 }
 
-// decrypt unseals.
 func (s *session) decrypt(o pkcs11.ObjectHandle, box, associated []byte) (secret []byte, err error) {
-	p := pkcs11.NewGCMParams(box[1+fingerprintSize:sealHeader], associated, tagSize*8)
+	p := pkcs11.NewGCMParams(box[1:sealHeader], associated, 8*tagSize)
 	defer p.Free()
 	if err = s.module.DecryptInit(s.h, mechanism(pkcs11.CKM_AES_GCM, p), o); err == nil {
 		secret, err = s.module.Decrypt(s.h, box[sealHeader:])
@@ -716,24 +716,18 @@ func (s *session) decrypt(o pkcs11.ObjectHandle, box, associated []byte) (secret
 // Seal implements ca.Sealer.
 func (t *token) Seal(ctx context.Context, secret, associated []byte) ([]byte, error) {
 	secret, associated = bytes.Clone(secret), bytes.Clone(associated) // the call may outlive its caller
-	return call(ctx, t, "seal with the key", t.SealKey, func(s *session) ([]byte, error) {
+	return change(ctx, t, "seal with the key", t.SealKey, func(s *session) ([]byte, error) {
 		keys, err := s.sealKeys()
 		if err == nil && len(keys) == 0 {
-			id := make([]byte, 16)
-			rand.Read(id)
-			_, err = s.module.GenerateKey(s.h, mechanism(pkcs11.CKM_AES_KEY_GEN, nil),
-				append(hidden(pkcs11.CKO_SECRET_KEY, pkcs11.CKK_AES, s.SealKey, id), attributes(
-					pkcs11.CKA_VALUE_LEN, 32, pkcs11.CKA_ENCRYPT, true, pkcs11.CKA_DECRYPT, true, pkcs11.CKA_WRAP, false)...))
-			if err == nil {
-				keys, err = s.sealKeys()
-			}
+			keys = make([]pkcs11.ObjectHandle, 1)
+			keys[0], err = s.module.GenerateKey(s.h, mechanism(pkcs11.CKM_AES_KEY_GEN, nil),
+				append(hidden(pkcs11.CKO_SECRET_KEY, pkcs11.CKK_AES, s.SealKey), attributes(pkcs11.CKA_VALUE_LEN, 32,
+					pkcs11.CKA_ENCRYPT, true, pkcs11.CKA_DECRYPT, true, pkcs11.CKA_WRAP, false, pkcs11.CKA_SIGN, false)...))
 		}
-		for fingerprint, o := range keys {
-			if err == nil {
-				return s.encrypt(fingerprint, o, secret, associated)
-			}
+		if err != nil {
+			return nil, err
 		}
-		return nil, err
+		return s.encrypt(keys[0], secret, associated)
 	})
 }
 
@@ -752,17 +746,13 @@ func (t *token) Unseal(ctx context.Context, sealed, associated []byte) ([]byte, 
 		if len(sealed) < sealHeader+tagSize || sealed[0] != sealFormat {
 			return nil, altered
 		}
-		fingerprint := string(sealed[1 : 1+fingerprintSize])
-		o, ok := keys[fingerprint]
-		if !ok {
-			return nil, altered
-		}
-		for range 2 { // modules have no common answer for this: the key must decrypt something else meanwhile
+		// Modules have no common answer for an altered box: the key must decrypt something else meanwhile.
+		for _, o := range append(keys, keys...) {
 			secret, err := s.decrypt(o, sealed, associated)
-			if err == nil || is(err, lost...) {
-				return secret, err
+			if err == nil {
+				return secret, nil
 			}
-			probe, e := s.encrypt(fingerprint, o, []byte("probe"), nil)
+			probe, e := s.encrypt(o, []byte("probe"), nil)
 			if e == nil {
 				_, e = s.decrypt(o, probe, nil)
 			}
