@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"log/slog"
 
 	"github.com/svidkit/svidkit/examples/ca/caconfig"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -14,7 +15,7 @@ import (
 var custodians = map[string]caconfig.CustodianKind{
 	"pkcs11": {
 		Required: []string{"module", "token", "pin_file"}, Optional: []string{"seal_key"},
-		New: func(ctx context.Context, o map[string]string) (ca.Custodian, func(), error) {
+		New: func(ctx context.Context, o map[string]string, _ *slog.Logger) (ca.Custodian, func(), error) {
 			token, err := pkcs11key.Open(ctx, pkcs11key.Options{Module: o["module"], Token: o["token"],
 				PINFile: o["pin_file"], SealKey: o["seal_key"]})
 			if err != nil {
@@ -25,7 +26,7 @@ var custodians = map[string]caconfig.CustodianKind{
 	},
 	"tpm": {
 		Required: []string{"directory"}, Optional: []string{"device"},
-		New: func(_ context.Context, o map[string]string) (ca.Custodian, func(), error) {
+		New: func(_ context.Context, o map[string]string, _ *slog.Logger) (ca.Custodian, func(), error) {
 			tpm, err := tpmkey.Open(cmp.Or(o["device"], "/dev/tpmrm0"))
 			if err != nil {
 				return nil, nil, err

@@ -51,7 +51,9 @@ const (
 )
 
 func schema(dialect string) func() (string, error) {
-	return func() (string, error) { return sqlstore.Schema(sqlstore.Options{Dialect: dialect, Table: table}) }
+	var o sqlstore.Options
+	o.Dialect, o.Table = dialect, table
+	return func() (string, error) { return sqlstore.Schema(o) }
 }
 
 // password returns the contents of -store-password-file.
@@ -100,7 +102,7 @@ func (d *databases) connect(ctx context.Context, at *url.URL, hosts []string, lo
 	if err != nil {
 		return nil, fmt.Errorf("-store-identity: %w", err)
 	}
-	c := spiffetls.Config{Self: source, MinVersion: tls.VersionTLS12}
+	c := spiffetls.Config{Self: source, MinVersion: tls.VersionTLS12, Logger: log}
 	if d.server.IsZero() {
 		c.WebRoots = func() (*x509.CertPool, error) {
 			text, err := os.ReadFile(bundle)

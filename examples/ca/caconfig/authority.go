@@ -111,7 +111,7 @@ func (a *Authority) open(ctx context.Context, c *Config, cfg ca.Config, o OpenOp
 			cfg.Auditor = a.audit // a nil *auditlog.Log in the interface would not be nil
 		}
 	}
-	if cfg.Custody, err = a.openCustody(ctx, &c.Custody); err != nil {
+	if cfg.Custody, err = a.openCustody(ctx, &c.Custody, o.Logger); err != nil {
 		return err
 	}
 	return open(cfg)

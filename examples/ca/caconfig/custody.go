@@ -46,7 +46,8 @@ type CustodianKind struct {
 
 	// New returns the custodian, which can be named in -seal and -unseal if it is a [ca.Sealer], and what closes it with
 	// the Authority.
-	New func(ctx context.Context, options map[string]string) (custodian ca.Custodian, closes func(), err error)
+	New func(ctx context.Context, options map[string]string, log *slog.Logger) (custodian ca.Custodian, closes func(),
+		err error)
 }
 
 // openBao is the kind of custodian of this package: the transit engine of OpenBao or of HashiCorp Vault.
@@ -54,11 +55,11 @@ var openBao = CustodianKind{
 	Required: []string{"url"},
 	Optional: []string{"roots_file", "namespace", "mount", "seal_key", "token_file", "login_role", "login_mount",
 		"cert_file", "key_file"},
-	New: func(_ context.Context, o map[string]string) (ca.Custodian, func(), error) {
-		at := caclient.Endpoint{URL: o["url"], RootsFile: o["roots_file"], TokenFile: o["token_file"]}
+	New: func(_ context.Context, o map[string]string, log *slog.Logger) (ca.Custodian, func(), error) {
+		at := caclient.Endpoint{URL: o["url"], RootsFile: o["roots_file"], TokenFile: o["token_file"], Logger: log}
 		if o["cert_file"] != "" {
 			client, err := caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: at.RootsFile,
-				CertificateFile: o["cert_file"], KeyFile: o["key_file"]})
+				CertificateFile: o["cert_file"], KeyFile: o["key_file"], Logger: log})
 			if err != nil {
 				return nil, nil, err
 			}
@@ -138,14 +139,14 @@ func (c *Config) StoreSchema() (string, error) {
 func (c *Custody) Any() bool { return c.Keys+c.Seal+c.Unseal != "" || len(c.Former) > 0 }
 
 // openCustody opens the custodians that flags name, one of each text, and keeps them to be closed.
-func (a *Authority) openCustody(ctx context.Context, c *Custody) (out ca.Custody, err error) {
+func (a *Authority) openCustody(ctx context.Context, c *Custody, log *slog.Logger) (out ca.Custody, err error) {
 	opened := map[string]ca.Custodian{}
 	open := func(name, text string) ca.Custodian {
 		if custodian := opened[text]; text == "" || custodian != nil || err != nil {
 			return custodian
 		}
 		kind, file, _ := strings.Cut(text, ":")
-		custodian, closes, bad := c.kinds.Custodians[kind].open(ctx, file)
+		custodian, closes, bad := c.kinds.Custodians[kind].open(ctx, file, log)
 		if bad != nil {
 			err = fmt.Errorf("-%s: %s: %w", name, file, bad)
 			return nil
@@ -170,7 +171,7 @@ func (a *Authority) openCustody(ctx context.Context, c *Custody) (out ca.Custody
 }
 
 // open reads the options in a file, which other users must not be able to change, and returns the custodian.
-func (k CustodianKind) open(ctx context.Context, file string) (ca.Custodian, func(), error) {
+func (k CustodianKind) open(ctx context.Context, file string, log *slog.Logger) (ca.Custodian, func(), error) {
 	text, err := readSafe(file)
 	if err != nil {
 		return nil, nil, err
@@ -194,5 +195,5 @@ func (k CustodianKind) open(ctx context.Context, file string) (ca.Custodian, fun
 	if err = cmp.Or(bad, err); err != nil {
 		return nil, nil, err
 	}
-	return k.New(ctx, options)
+	return k.New(ctx, options, log)
 }

@@ -39,7 +39,7 @@ type kept struct {
 func newKept(t *testing.T) *kept {
 	k := &kept{dir: t.TempDir(), custodians: map[string]*custodian.Custodian{"one": custodian.New(), "two": custodian.New()}}
 	kind := caconfig.CustodianKind{Required: []string{"name"}, Optional: []string{"pin_file"}}
-	kind.New = func(_ context.Context, o map[string]string) (ca.Custodian, func(), error) {
+	kind.New = func(_ context.Context, o map[string]string, _ *slog.Logger) (ca.Custodian, func(), error) {
 		c, ok := k.custodians[o["name"]]
 		if !ok {
 			return nil, nil, errors.New("there is no such custodian")
@@ -47,8 +47,8 @@ func newKept(t *testing.T) *kept {
 		return c, func() { k.closed++ }, nil
 	}
 	makes := kind
-	makes.New = func(ctx context.Context, o map[string]string) (ca.Custodian, func(), error) {
-		c, closes, err := kind.New(ctx, o)
+	makes.New = func(ctx context.Context, o map[string]string, log *slog.Logger) (ca.Custodian, func(), error) {
+		c, closes, err := kind.New(ctx, o, log)
 		return struct{ ca.Custodian }{c}, closes, err
 	}
 	k.Program = Program{Name: "ca", Kinds: caconfig.Kinds{
