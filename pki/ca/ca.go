@@ -198,7 +198,7 @@ func New(cfg Config) (*Authority, error) {
 		return nil, err
 	}
 	now, d := time.Now(), newDocument()
-	if err := a.createWithoutStore(d, now); err != nil {
+	if err := a.create(d, now, a.newKey); err != nil {
 		return nil, err
 	}
 	if err := a.install(d, "", now, now, nil, ""); err != nil {
@@ -435,17 +435,12 @@ func newDocument() *rotation.Document {
 	return &rotation.Document{Authority: rotation.RandomID(), Sequence: 1}
 }
 
-// createWithoutStore is create for an authority without a store.
-func (a *Authority) createWithoutStore(d *rotation.Document, now time.Time) error {
-	if a.custody.Keys != nil || a.custody.Seal != nil {
-		return errors.New("ca: invalid Config: Custody needs a store, which names the private keys")
-	}
-	return a.create(d, now, a.newKey)
-}
-
 // create adds the keys of a new CA to d. No verifier has its bundle yet, so they may sign at once.
 func (a *Authority) create(d *rotation.Document, now time.Time,
 	newKey func(rotation.Kind, string) (rotation.Key, error)) error {
+	if a.store == nil && (a.custody.Keys != nil || a.custody.Seal != nil) {
+		return errors.New("ca: invalid Config: Custody needs a store, which names the private keys")
+	}
 	for _, kind := range a.kinds() {
 		k, err := newKey(kind, a.alg(kind))
 		if err != nil {

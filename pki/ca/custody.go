@@ -337,21 +337,18 @@ func (a *Authority) heldKeys(ctx context.Context) (all []string, err error) {
 // Orphans returns the names of private keys of this CA that its custodians have and its record does not name, such as
 // after an older copy of the store was restored. The authority never destroys them; an operator may.
 func (a *Authority) Orphans(ctx context.Context) ([]string, error) {
-	// The record names a key before it is made and until it is destroyed, so it must be read after a list of keys, and
-	// before another one.
+	// The record names a key before it is made and until it is destroyed, so that one that is neither in the record of
+	// before the list nor in that of after it is in none.
+	before := a.current().Document
 	all, err := a.heldKeys(ctx)
 	if err == nil && len(all) > 0 {
 		err = a.update(ctx, "", nil)
 	}
-	still := all
-	if err == nil && len(all) > 0 {
-		still, err = a.heldKeys(ctx)
-	}
 	if err != nil {
 		return nil, a.opError("list the private keys of", err)
 	}
-	d := a.current().Document
-	return slices.DeleteFunc(all, func(name string) bool { return d.Names(name) || !slices.Contains(still, name) }), nil
+	after := a.current().Document
+	return slices.DeleteFunc(all, func(name string) bool { return before.Names(name) || after.Names(name) }), nil
 }
 
 // keepCustody looks after the custodians until ctx is done. A private key is destroyed only after the record that it is

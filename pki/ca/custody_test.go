@@ -7,10 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -382,6 +384,57 @@ func TestDestroyedAfterTheRecord(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		assert.Equal(t, []string{a.Roots()[1].Custody}, keys.Names())
 	})
+}
+
+// A private key is destroyed when a replica whose clock is slow does not sign with it any more.
+func TestDestroyedAfterSlowClocks(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys := custodian.New()
+		a := open(t, ca.NewMemoryStore(), heldBy(keys), func(c *ca.Config) { c.Backdate = 10 * time.Minute })
+		run(t, a)
+		next := must.Get(a.Rotate(t.Context()))(t)
+		time.Sleep(time.Until(next.Activates) + 9*time.Minute)
+		assert.Len(t, keys.Names(), 2)
+		time.Sleep(3 * time.Minute)
+		assert.Equal(t, []string{next.Custody}, keys.Names())
+	})
+}
+
+// restarted is a custodian whose keys have to be found again after a restart.
+type restarted struct {
+	*custodian.Custodian
+	restarts atomic.Int64
+}
+
+type startedKey struct {
+	crypto.Signer
+	of *restarted
+	n  int64
+}
+
+func (r *restarted) Key(ctx context.Context, name string) (crypto.Signer, error) {
+	key, err := r.Custodian.Key(ctx, name)
+	return startedKey{key, r, r.restarts.Load()}, err
+}
+
+func (k startedKey) Sign(r io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
+	if k.n != k.of.restarts.Load() {
+		return nil, errors.New("no such session")
+	}
+	return k.Signer.Sign(r, digest, opts)
+}
+
+func TestRestartedCustodian(t *testing.T) {
+	t.Parallel()
+	keys, store := &restarted{Custodian: custodian.New()}, ca.NewMemoryStore()
+	held := func(c *ca.Config) { c.Custody.Keys = keys }
+	open(t, store, held)
+	a := open(t, store, held)
+	sign(t, a, newCSR(t), time.Minute)
+	keys.restarts.Add(1)
+	_, err := a.Sign(t.Context(), ca.Request{CSR: newCSR(t), ID: web})
+	require.ErrorContains(t, err, "no such session")
+	sign(t, a, newCSR(t), time.Minute)
 }
 
 // At most 64 calls wait for a custodian that hangs; further requests fail in time, and so does nothing else.

@@ -101,7 +101,7 @@ func Load(ctx context.Context, cfg Config, from PluggedIn) (*Authority, error) {
 		return a, a.open(ctx)
 	}
 	now, d := time.Now(), newDocument()
-	if err := a.createWithoutStore(d, now); err != nil {
+	if err := a.create(d, now, a.newKey); err != nil {
 		return nil, err
 	}
 	// There may be no keys of ours, so the number of the files is enough.
