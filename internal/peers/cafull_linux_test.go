@@ -378,7 +378,7 @@ func TestCAFullCustody(t *testing.T) {
 				flags []string
 			}{
 				{"is sealed, and no key is named", []string{"-custodian", at}},
-				{"unseal the record", []string{"-custodian", at, "-seal", elsewhere}},
+				{"unseal svidkit-sealed.json: ", []string{"-custodian", at, "-seal", elsewhere}},
 				{"name the custodian that has it", []string{"-custodian", elsewhere, "-seal", at}},
 			} {
 				cmd := c.command(on(append(tc.flags, "-wait", "3s", "-istio-addr", "127.0.0.1:0", "-admin-addr=")...)...)
