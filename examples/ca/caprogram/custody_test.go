@@ -260,3 +260,11 @@ func TestStoreKind(t *testing.T) {
 	assert.Contains(t, said, "CA of cluster.local, in memory://db/ca, as cluster.local, bundle 2\n")
 	require.FileExists(t, filepath.Join(state, "audit.jsonl"))
 }
+
+// The default state directory is no reason to make a CA in a database.
+func TestStoreIsNotCreated(t *testing.T) {
+	t.Setenv("XDG_STATE_HOME", t.TempDir())
+	k := newKept(t)
+	_, err := k.shell(t, "-store", "memory://db/ca", "-root-ca-dir=", "-jwt", "db", "-id", "spiffe://cluster.local/web")
+	require.ErrorIs(t, err, ca.ErrNoRecord)
+}
