@@ -224,7 +224,7 @@ func TestCAFullStores(t *testing.T) {
 					d.Admin(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'ca'")
 					return
 				}
-				for _, id := range strings.Fields(d.Admin(t, "SELECT id FROM information_schema.processlist WHERE user = 'ca'")) {
+				for id := range strings.FieldsSeq(d.Admin(t, "SELECT id FROM information_schema.processlist WHERE user = 'ca'")) {
 					d.Admin(t, "KILL CONNECTION "+id)
 				}
 			}

@@ -114,11 +114,12 @@ type shownRoot struct {
 }
 
 func (s *shown) String() string {
-	text := fmt.Sprint("sequence ", s.Sequence)
+	var text strings.Builder
+	text.WriteString(fmt.Sprint("sequence ", s.Sequence))
 	for _, r := range s.Roots {
-		text += fmt.Sprintf(", %s %s from %s", r.ID[:6], r.Phase, r.Activates.Format("05.000"))
+		text.WriteString(fmt.Sprintf(", %s %s from %s", r.ID[:6], r.Phase, r.Activates.Format("05.000")))
 	}
-	return text
+	return text.String()
 }
 
 func show(a *ca.Authority) (shown, error) {

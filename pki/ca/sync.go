@@ -69,11 +69,13 @@ func (a *Authority) open(ctx context.Context) error {
 		err := a.update(ctx, "", nil)
 		switch {
 		case err == nil:
-			if err := a.checkCustody(ctx); err != nil {
-				return err
+			if !a.views() {
+				err = a.checkCustody(ctx)
 			}
-			a.opened(ctx)
-			return nil
+			if err == nil {
+				a.opened(ctx)
+			}
+			return err
 		case ctx.Err() == nil && lasts(err):
 			return err
 		case last == nil || !errors.Is(err, context.Cause(ctx)): // an earlier error says more than the end of ctx
