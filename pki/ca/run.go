@@ -61,6 +61,9 @@ func (a *Authority) rotate(ctx context.Context, why, op string, kind rotation.Ki
 		return KeyStatus{}, a.opError(op, err)
 	}
 	err = a.update(ctx, why, func(d *rotation.Document, now time.Time) error {
+		if d.Find(fresh.ID) != nil { // an earlier attempt was written, and a change of its times was not
+			return errNoChange
+		}
 		if err := d.MayPrepare(kind, true); err != nil { // another rotation may have been faster
 			return err
 		}

@@ -71,9 +71,13 @@ func (a *Authority) open(ctx context.Context) error {
 		case err == nil:
 			if err := a.custody.check(ctx); err != nil {
 				return err
+			if !a.views() {
+				err = a.checkCustody(ctx)
 			}
-			a.opened(ctx)
-			return nil
+			if err == nil {
+				a.opened(ctx)
+			}
+			return err
 		case ctx.Err() == nil && lasts(err):
 			return err
 		case last == nil || !errors.Is(err, context.Cause(ctx)): // an earlier error says more than the end of ctx
