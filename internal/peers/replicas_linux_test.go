@@ -91,11 +91,12 @@ func (s *replicaSpec) config(t *testing.T) ca.Config {
 		c.JWT = &ca.JWTConfig{MaxTTL: time.Second}
 	}
 	if v := s.Vault; v != nil {
-		c.Custody.Keys = must.Get(vault.NewTransit(vault.TransitOptions{Endpoint: caclient.Endpoint{URL: v.URL,
+		var keys ca.Custodian = must.Get(vault.NewTransit(vault.TransitOptions{Endpoint: caclient.Endpoint{URL: v.URL,
 			RootsFile: v.RootsFile, Token: func(context.Context) (string, error) { return v.Token, nil }}}))(t)
 		if s.Fault == "two keys" {
-			c.Custody.Keys = &twoKeys{c.Custody.Keys}
+			keys = &twoKeys{keys}
 		}
+		c.Custody = ca.Custody{Keys: keys}
 	}
 	return c
 }

@@ -69,10 +69,8 @@ func (a *Authority) open(ctx context.Context) error {
 		err := a.update(ctx, "", nil)
 		switch {
 		case err == nil:
-			if err := a.custody.check(ctx); err != nil {
-				return err
-			if !a.views() {
-				err = a.checkCustody(ctx)
+			if a.custody != nil && !a.views() {
+				err = a.custody.check(ctx)
 			}
 			if err == nil {
 				a.opened(ctx)
