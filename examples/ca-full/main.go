@@ -23,11 +23,11 @@ import (
 
 func main() {
 	var d databases
-	caprogram.Program{Name: "ca-full", Kinds: caconfig.Kinds{
+	caprogram.Main(caprogram.Program{Name: "ca-full", Kinds: caconfig.Kinds{
 		Flags: d.define, Custodians: custodians,
 		Stores: map[string]caconfig.StoreKind{
 			"postgres": {Open: d.postgres, Schema: schema("postgres")},
 			"mysql":    {Open: d.mysql, Schema: schema("mysql")},
 		},
-	}}.Main()
+	}})
 }

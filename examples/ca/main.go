@@ -101,4 +101,4 @@ package main
 
 import "github.com/svidkit/svidkit/examples/ca/caprogram"
 
-func main() { caprogram.Program{Name: "ca"}.Main() }
+func main() { caprogram.Main(caprogram.Program{Name: "ca"}) }

@@ -37,7 +37,7 @@ type Program struct {
 }
 
 // Main runs the program with the arguments and the environment of the process, and ends the process.
-func (p Program) Main() {
+func Main(p Program) {
 	program.Main(p.Name, func(ctx context.Context) error {
 		err := p.run(ctx, os.Args[1:], os.Getenv, os.Stdin, os.Stdout, os.Stderr)
 		if err == nil || errors.Is(err, flag.ErrHelp) {

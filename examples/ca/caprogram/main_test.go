@@ -38,7 +38,7 @@ var alone = Program{Name: "ca"}
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
-		alone.Main()
+		Main(alone)
 		return
 	}
 	rounds.Parallel(8)
