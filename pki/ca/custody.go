@@ -82,7 +82,7 @@ const (
 	maxCalls     = 64               // of custodians at a time
 	signPatience = 15 * time.Second // for a signature, and for other calls
 	makePatience = time.Minute      // for a new key: a large RSA key in hardware takes its time
-	keepInterval = 10 * time.Second // between the works of keepCustody
+	keepInterval = 10 * time.Second // between the works of keep
 )
 
 // custodyError is a failure of a custodian.
@@ -133,7 +133,8 @@ func (c *custody) failure() error {
 	return nil
 }
 
-// call runs f until ctx is done or patience has passed. A call that does not return then keeps its slot until it does.
+// call runs f until ctx is done or patience has passed. An f that does not return then keeps its slot until it does, and
+// may still write to its variables, which the caller must not use after an error.
 func (c *custody) call(ctx context.Context, patience time.Duration, f func(context.Context) error) error {
 	waiting, cancel := context.WithTimeoutCause(ctx, patience,
 		fmt.Errorf("it has not answered for %v: %w", patience, context.DeadlineExceeded))
@@ -269,9 +270,10 @@ func (c *custody) makeKey(ctx context.Context, kind rotation.Kind, alg string) (
 }
 
 // makeHeld makes a key whose private key is at the custodian with this name. An earlier attempt may have made that.
-func (c *custody) makeHeld(ctx context.Context, kind rotation.Kind, alg, name string) (k rotation.Key, err error) {
+func (c *custody) makeHeld(ctx context.Context, kind rotation.Kind, alg, name string) (rotation.Key, error) {
 	var key crypto.Signer
-	err = c.call(ctx, makePatience, func(ctx context.Context) (err error) {
+	var k rotation.Key
+	err := c.call(ctx, makePatience, func(ctx context.Context) (err error) {
 		key, err = c.Keys.NewKey(ctx, name, c.keyAlgorithm(kind, alg))
 		if errors.Is(err, fs.ErrExist) {
 			key, err = c.Keys.Key(ctx, name)
@@ -343,15 +345,19 @@ func (c *custody) check(ctx context.Context) error {
 }
 
 // heldKeys returns the names of the CA's private keys that the custodians have.
-func (c *custody) heldKeys(ctx context.Context) (all []string, err error) {
+func (c *custody) heldKeys(ctx context.Context) (all []string, _ error) {
 	for _, from := range c.all {
-		err = cmp.Or(err, c.call(ctx, signPatience, func(ctx context.Context) error {
-			names, err := from.Keys(ctx, rotation.NamePrefix(c.current().Authority))
-			all = append(all, names...)
+		var names []string
+		failed := c.call(ctx, signPatience, func(ctx context.Context) (err error) {
+			names, err = from.Keys(ctx, rotation.NamePrefix(c.current().Authority))
 			return err
-		}))
+		})
+		if failed != nil {
+			return nil, failed
+		}
+		all = append(all, names...)
 	}
-	return all, err
+	return all, nil
 }
 
 // orphans implements [Authority.Orphans].

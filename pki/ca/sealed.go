@@ -79,7 +79,7 @@ func (c *custody) seal(ctx context.Context, d *rotation.Document, data map[strin
 }
 
 // unseal returns the state in a sealed record, and whether it has to be sealed anew.
-func (c *custody) unseal(ctx context.Context, b []byte) (state []byte, anew bool, err error) {
+func (c *custody) unseal(ctx context.Context, b []byte) (_ []byte, anew bool, err error) {
 	var s sealedState
 	if err := json.Unmarshal(b, &s); err != nil {
 		return nil, false, fmt.Errorf("%s: %w", sealedName, err)
@@ -89,6 +89,7 @@ func (c *custody) unseal(ctx context.Context, b []byte) (state []byte, anew bool
 		if by == nil {
 			continue
 		}
+		var state []byte
 		err = c.call(ctx, signPatience, func(ctx context.Context) error {
 			key, err := by.Unseal(ctx, s.Key, s.text())
 			if err != nil {
