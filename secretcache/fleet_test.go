@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -215,6 +216,91 @@ func TestFleet(t *testing.T) {
 	}
 	have := must.Get(os.ReadFile(file))(t)
 	assert.Equal(t, string(have), string(svg), "%s is not what the test draws: go test ./secretcache -run TestFleet -update", file)
+}
+
+// hour is what an hour without any CA does to a fleet.
+type hour struct {
+	expired  float64       // the share of the clients that have no valid certificate for a while
+	first    time.Duration // after the begin, the first of them; 0 for none
+	perLife  float64       // renewals of a client in a life, before
+	minute   float64       // the largest number of renewals in a minute after the hour, as a multiple of the mean
+	recovery time.Duration // until 99 of 100 that were due in the hour have renewed
+}
+
+func (p pace) hour(n int, life time.Duration) (h hour) {
+	start := time.Unix(1_000_000_000, 0)
+	down := start.Add(3 * life)
+	up := down.Add(time.Hour)
+	random := rand.New(rand.NewPCG(uint64(n), 6))
+	var before int
+	var late []time.Duration // after up
+	minutes := map[int]int{}
+	for range n {
+		at := start.Add(-time.Duration(random.Float64() * float64(life) / 2))
+		for at.Before(up.Add(life)) {
+			end := at.Add(life)
+			next := p.obtain(at, end, down, up, 0, random)
+			if !next.Before(start.Add(life)) && next.Before(down) {
+				before++
+			}
+			if !end.After(next) {
+				h.expired++
+				if since := end.Sub(down); h.first == 0 || since < h.first {
+					h.first = since
+				}
+			}
+			if at.Before(down) && !next.Before(up) && p.renewAt(at, end, 1).Before(up) { // it was due
+				late = append(late, next.Sub(up))
+			}
+			if !next.Before(up) {
+				minutes[int(next.Sub(up)/time.Minute)]++
+			}
+			at = next
+		}
+	}
+	h.expired /= float64(n)
+	h.perLife = float64(before) / float64(n) / 2
+	most := 0
+	for _, m := range minutes {
+		most = max(most, m)
+	}
+	h.minute = float64(most) / (h.perLife * float64(n) * float64(time.Minute) / float64(life))
+	slices.Sort(late)
+	if len(late) > 0 {
+		h.recovery = late[len(late)*99/100]
+	}
+	return h
+}
+
+// TestFleetHour plays an hour without any CA, and has the page say what it does. Nothing expires where an hour is at
+// most 45 % of a life.
+func TestFleetHour(t *testing.T) {
+	rounds.NotShort(t)
+	t.Parallel()
+	n := 10_000
+	if *long {
+		n = 1_000_000
+	}
+	page := string(must.Get(os.ReadFile("../examples/SCALE.md"))(t))
+	p := paceOf(secretcache.Config{})
+	for _, hours := range []float64{1, 1.5, 2, 3, 6, 24} {
+		life := time.Duration(hours * float64(time.Hour))
+		h := p.hour(n, life)
+		expired := "none"
+		if h.expired > 0 {
+			expired = fmt.Sprintf("%.0f %%, the first after %.0f min", 100*h.expired, h.first.Minutes())
+		}
+		row := fmt.Sprintf("| %g h | %s | %.0f | %.0f min |", hours, expired, h.minute,
+			math.Ceil(h.recovery.Minutes()))
+		t.Logf("%s %.2f renewals in a life", row, h.perLife)
+		if n == 10_000 {
+			assert.Contains(t, page, row)
+		}
+		if time.Hour <= life*45/100 {
+			assert.Zero(t, h.expired, life)
+		}
+	}
+	assert.Greater(t, p.hour(n/10, time.Hour).expired, 0.9, "this test can fail")
 }
 
 // drawFleets returns the histograms as SVG, which is readable on light and on dark.

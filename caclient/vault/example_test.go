@@ -52,7 +52,7 @@ func ExampleNewTransit() {
 		TrustDomain: spiffe.MustParseTrustDomain("example.org"),
 		Custody:     ca.Custody{Keys: custodian, Seal: custodian},
 	}
-	fmt.Println(cfg.Custody.Keys)
+	fmt.Println(custodian, cfg.Custody != nil)
 	// Output:
-	// vault.Transit(https://openbao.openbao.svc:8200)
+	// vault.Transit(https://openbao.openbao.svc:8200) true
 }

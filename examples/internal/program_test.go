@@ -304,7 +304,7 @@ args: [$(POD_NAME), ""]
 // The pods of our own are told nothing of the Services of their namespace; those that a manifest adds a container to stay as they are.
 func TestServiceLinks(t *testing.T) {
 	t.Parallel()
-	names := must.Get(filepath.Glob("../*/*.yaml"))(t)
+	names := append(must.Get(filepath.Glob("../*/*.yaml"))(t), must.Get(filepath.Glob("../*/*/*.yaml"))(t)...)
 	own, added := 0, 0
 	for _, name := range names {
 		text := must.Get(os.ReadFile(name))(t)

@@ -245,7 +245,7 @@ func (d *Database) signal(t testing.TB, s syscall.Signal) []int {
 		require.NoError(t, err)
 	}
 	all := []int{pid}
-	for _, field := range strings.Fields(string(children)) {
+	for field := range strings.FieldsSeq(string(children)) {
 		child, err := strconv.Atoi(field)
 		require.NoError(t, err)
 		all = append(all, child)

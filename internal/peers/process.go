@@ -17,9 +17,10 @@ import (
 
 // A Process is a program that was started.
 type Process struct {
-	cmd  *exec.Cmd
-	log  string
-	done chan struct{} // closed when it has ended
+	cmd    *exec.Cmd
+	log    string
+	done   chan struct{} // closed when it has ended
+	killed bool          // so that another one has written to the log since
 }
 
 // Start starts a program, which ends with the test at the latest. What it prints is appended to the file log, and the
@@ -57,7 +58,7 @@ func start(t testing.TB, log string, cmd *exec.Cmd, prepare func() error) *Proce
 	}()
 	require.NoError(t, <-started)
 	t.Cleanup(func() {
-		if t.Failed() { // before it says at length that it ends
+		if t.Failed() && !p.killed { // before it says at length that it ends
 			t.Logf("the end of what %s printed:\n%s", cmd.Path, tailOf(log))
 		}
 		p.Stop()
@@ -79,6 +80,7 @@ func (p *Process) Ended() <-chan struct{} { return p.done }
 
 // Kill ends the program without a chance to clean up, and waits for its end.
 func (p *Process) Kill() {
+	p.killed = true
 	_ = p.cmd.Process.Kill() // it may have ended
 	<-p.done
 }

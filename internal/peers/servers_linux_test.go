@@ -118,11 +118,14 @@ func (d *database) renew(h *held, path string, edit ...func(*x509.Certificate)) 
 var databaseID = spiffe.MustParseID("spiffe://example.org/db")
 
 // onPage returns the block of SERVERS.md with a name.
-func onPage(t *testing.T, name string) string {
+func onPage(t *testing.T, name string) string { t.Helper(); return fileOn(t, "SERVERS.md", name) }
+
+// fileOn returns the file called name on another page.
+func fileOn(t *testing.T, of, name string) string {
 	t.Helper()
-	page := must.Get(os.ReadFile("../../examples/SERVERS.md"))(t)
+	page := must.Get(os.ReadFile("../../examples/" + of))(t)
 	m := regexp.MustCompile(`<!-- file: ` + regexp.QuoteMeta(name) + ` -->\n\n((?:    .*\n|\n)+)`).FindStringSubmatch(string(page))
-	require.NotNil(t, m, "SERVERS.md has no %s", name)
+	require.NotNil(t, m, "%s has no %s", of, name)
 	return regexp.MustCompile(`(?m)^    `).ReplaceAllString(m[1], "")
 }
 

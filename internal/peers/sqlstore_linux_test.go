@@ -320,8 +320,8 @@ func TestSQLStore(t *testing.T) {
 	})
 }
 
-// What the database makes unfit, the store refuses, with what to do. Nothing of it looks like a CA that is not there, and
-// all of it passes.
+// The store refuses a database that is not fit, and says what to do. None of that looks like a CA that is not there, and
+// all of it may pass.
 func TestSQLStoreRefuses(t *testing.T) {
 	t.Parallel()
 	type trouble struct{ make, end, load, save string } // statements, and what the errors say
@@ -334,11 +334,13 @@ func TestSQLStoreRefuses(t *testing.T) {
 		"PostgreSQL": {peers.NewPostgreSQL, []trouble{
 			{"ALTER TABLE svidkit_ca RENAME TO away", "ALTER TABLE away RENAME TO svidkit_ca", missing, missing},
 			{"REVOKE svidkit_ca FROM issuer", "GRANT svidkit_ca TO issuer", denied, denied},
-			{"ALTER ROLE issuer SET synchronous_commit = off", "ALTER ROLE issuer RESET ALL", "as synchronous_commit is off", ""},
+			{"ALTER ROLE issuer SET synchronous_commit = off", "ALTER ROLE issuer RESET ALL",
+				"as synchronous_commit is off", ""},
 			{"ALTER ROLE issuer SET default_transaction_read_only = on", "ALTER ROLE issuer RESET ALL", "",
 				"the server is a read replica: connect to the primary"},
 		}, []string{
-			"DELETE FROM svidkit_ca", "TRUNCATE svidkit_ca", "DROP TABLE svidkit_ca", "ALTER TABLE svidkit_ca ADD COLUMN x text",
+			"DELETE FROM svidkit_ca", "TRUNCATE svidkit_ca", "DROP TABLE svidkit_ca",
+			"ALTER TABLE svidkit_ca ADD COLUMN x text",
 			"ALTER TABLE svidkit_ca DISABLE TRIGGER changed", "CREATE TABLE other ()", "DROP FUNCTION svidkit_ca_changed",
 			"CREATE RULE r AS ON UPDATE TO svidkit_ca DO INSTEAD NOTHING", "SELECT * FROM private",
 		}},
@@ -346,11 +348,13 @@ func TestSQLStoreRefuses(t *testing.T) {
 			{"RENAME TABLE svidkit_ca TO away", "RENAME TABLE away TO svidkit_ca", missing, missing},
 			{"REVOKE UPDATE ON svidkit_ca FROM svidkit_ca", "GRANT UPDATE ON svidkit_ca TO svidkit_ca", "", denied},
 			{"REVOKE SELECT ON svidkit_ca FROM svidkit_ca", "GRANT SELECT ON svidkit_ca TO svidkit_ca", denied, denied},
-			{"SET GLOBAL read_only = ON", "SET GLOBAL read_only = OFF", "as it is a read replica", "is a read replica: connect"},
+			{"SET GLOBAL read_only = ON", "SET GLOBAL read_only = OFF",
+				"as it is a read replica", "is a read replica: connect"},
 			{"SET GLOBAL innodb_flush_log_at_trx_commit = 2", "SET GLOBAL innodb_flush_log_at_trx_commit = 1",
 				"as innodb_flush_log_at_trx_commit is not 1", ""},
 		}, []string{
-			"DELETE FROM svidkit_ca", "TRUNCATE svidkit_ca", "DROP TABLE svidkit_ca", "ALTER TABLE svidkit_ca ADD COLUMN x text",
+			"DELETE FROM svidkit_ca", "TRUNCATE svidkit_ca", "DROP TABLE svidkit_ca",
+			"ALTER TABLE svidkit_ca ADD COLUMN x text",
 			"CREATE TABLE other (x int)", "CREATE TRIGGER r BEFORE UPDATE ON svidkit_ca FOR EACH ROW SET NEW.data = ''",
 			"SELECT * FROM private", "RENAME TABLE svidkit_ca TO away",
 		}},
@@ -406,8 +410,8 @@ func item(version, value string) ca.Record {
 	return ca.NewRecord(version, map[string][]byte{"svidkit-x": []byte(value)})
 }
 
-// A primary that was replaced without learning of it answers no more: it cannot know whether what it has is the latest.
-// A primary whose standby is away shows nothing that the standby does not have.
+// A primary that was replaced without learning of it answers no more, as it cannot know whether what it has is the
+// latest. A primary whose standby is away shows nothing that the standby does not have.
 func TestSQLStoreReplacedPrimary(t *testing.T) {
 	t.Parallel()
 	p := newSQLPlace(t, peers.NewPostgreSQL)
@@ -460,7 +464,9 @@ func TestSQLStoreListensAgain(t *testing.T) {
 		version = must.Get(p.store(t).Save(t.Context(), item(version, "x")))(t)
 		<-calls
 		const those = "FROM pg_stat_activity WHERE usename = 'issuer' AND query LIKE 'LISTEN%'"
-		require.Eventually(t, func() bool { return p.Admin(t, "SELECT count(*) "+those) == "1\n" }, time.Minute, 20*time.Millisecond)
+		require.Eventually(t, func() bool {
+			return p.Admin(t, "SELECT count(*) "+those) == "1\n"
+		}, time.Minute, 20*time.Millisecond)
 		p.Admin(t, "SELECT pg_terminate_backend(pid) "+those)
 	}
 	stop()

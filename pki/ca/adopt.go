@@ -3,6 +3,7 @@ package ca
 import (
 	"bytes"
 	"context"
+	"crypto"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -77,14 +78,16 @@ func (a *Authority) read(ctx context.Context, r Record, now time.Time) (*rotatio
 func (a *Authority) stateOf(ctx context.Context, r Record) (state []byte, otherForm bool, err error) {
 	state = r.Data()[stateName]
 	b, sealed := r.Data()[sealedName]
-	otherForm = sealed != (a.custody.Seal != nil)
-	if !sealed {
+	otherForm = sealed != (a.custodyOptions().Seal != nil)
+	switch {
+	case !sealed:
 		return state, otherForm, nil
-	}
-	if state != nil {
+	case state != nil:
 		return nil, false, fmt.Errorf("there are %s and %s: restore the record from a backup", stateName, sealedName)
+	case a.custody == nil:
+		return nil, false, errors.New("the record is sealed, and no key is named to unseal it")
 	}
-	state, anew, err := a.unseal(ctx, b)
+	state, anew, err := a.custody.unseal(ctx, b)
 	return state, otherForm || anew, err
 }
 
@@ -105,7 +108,13 @@ func (a *Authority) parse(ctx context.Context, r Record, now time.Time) (*rotati
 		d, err := a.adopt(nil, r, now)
 		return d, true, err
 	}
-	d, err := rotation.Parse(state, a.cfg.TrustDomain, a.custody.key)
+	var find func(string, crypto.PublicKey) crypto.Signer
+	if a.custody != nil {
+		find = a.custody.key
+	} else if a.views() {
+		find = rotation.Absent
+	}
+	d, err := rotation.Parse(state, a.cfg.TrustDomain, find)
 	if err != nil {
 		return nil, false, fmt.Errorf("%s: %w", stateName, err)
 	}

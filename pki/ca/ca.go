@@ -122,9 +122,9 @@ type Config struct {
 	// even Istio's, does not need it.
 	Create bool
 
-	// Custody says where the private keys are made and kept. It needs a store: [New] refuses it, and so does [Load]
-	// without [PluggedIn].Tokens.
-	Custody Custody
+	// Custody is a [Custody], which says where the private keys are made and kept; nil means in the store. It needs a
+	// store: [New] refuses it, and so does [Load] without [PluggedIn].Tokens.
+	Custody interface{ keeper(*Authority) keeper }
 
 	// Actor is the process that operates the CA, for the records of key events. The zero value leaves it out.
 	Actor Actor
@@ -219,14 +219,17 @@ func newAuthority(cfg Config) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ca: invalid Config: %w", err)
 	}
-	return &Authority{
+	a := &Authority{
 		redacted: redact.New("ca.Authority(" + cfg.TrustDomain.String() + ")"),
 		cfg:      cfg, writing: make(chan struct{}, 1),
 		syncInterval: max(1, min(30*time.Second, cfg.Rotation.Propagation/4)),
 		taintGrace:   cfg.DefaultTTL/2 + cfg.Backdate,
-		custody:      newCustody(cfg.Custody),
 		limiter:      limit.New(limit.Options(cfg.Limits)),
-	}, nil
+	}
+	if cfg.Custody != nil {
+		a.custody = cfg.Custody.keeper(a)
+	}
+	return a, nil
 }
 
 func (cfg Config) withDefaults() (Config, error) {
@@ -300,7 +303,7 @@ type Authority struct {
 	store Store         // nil for an authority in memory
 	files *pluggedFiles // nil if the authority makes its own roots
 
-	custody *custody
+	custody keeper // nil for none
 
 	state   atomic.Pointer[state] // replaced under mu, read without it
 	writing chan struct{}         // one slot, for the caller that reads and writes the store
@@ -426,10 +429,37 @@ func newDocument() *rotation.Document {
 	return &rotation.Document{Authority: rotation.RandomID(), Sequence: 1}
 }
 
+// kinds are the kinds of keys that the authority makes.
+func (a *Authority) kinds() (all []rotation.Kind) {
+	if a.files == nil {
+		all = append(all, rotation.Root)
+	}
+	if a.cfg.JWT != nil {
+		all = append(all, rotation.Token)
+	}
+	return all
+}
+
+// custodyOptions returns where the private keys are.
+func (a *Authority) custodyOptions() (c Custody) {
+	if a.custody != nil {
+		c = a.custody.options()
+	}
+	return c
+}
+
+// makeKey makes a root, or a key for tokens with the algorithm alg. The caller does not hold the writing slot.
+func (a *Authority) makeKey(ctx context.Context, kind rotation.Kind, alg string) (rotation.Key, error) {
+	if a.custodyOptions().Keys != nil {
+		return a.custody.makeKey(ctx, kind, alg)
+	}
+	return a.newKey(kind, alg)
+}
+
 // create adds the keys of a new CA to d. No verifier has its bundle yet, so they may sign at once.
 func (a *Authority) create(d *rotation.Document, now time.Time,
 	newKey func(rotation.Kind, string) (rotation.Key, error)) error {
-	if a.store == nil && (a.custody.Keys != nil || a.custody.Seal != nil) {
+	if a.store == nil && a.custody != nil {
 		return errors.New("ca: invalid Config: Custody needs a store, which names the private keys")
 	}
 	for _, kind := range a.kinds() {

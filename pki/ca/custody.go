@@ -82,7 +82,7 @@ const (
 	maxCalls     = 64               // of custodians at a time
 	signPatience = 15 * time.Second // for a signature, and for other calls
 	makePatience = time.Minute      // for a new key: a large RSA key in hardware takes its time
-	keepInterval = 10 * time.Second // between the works of keepCustody
+	keepInterval = 10 * time.Second // between the works of keep
 )
 
 // custodyError is a failure of a custodian.
@@ -90,8 +90,25 @@ type custodyError struct{ error }
 
 func (e *custodyError) Unwrap() error { return e.error }
 
-// custody calls custodians.
+// keeper is what an authority does with its [Custody]. It is an interface, so that the linker leaves all of it out of a
+// program that has none.
+type keeper interface {
+	options() Custody
+	failure() error // of the last signature; nil if it worked
+	call(ctx context.Context, patience time.Duration, f func(context.Context) error) error
+	key(name string, public crypto.PublicKey) crypto.Signer
+	makeKey(ctx context.Context, kind rotation.Kind, alg string) (rotation.Key, error)
+	begin(ctx context.Context, d *rotation.Document, version string, now time.Time) (based, error)
+	check(ctx context.Context) error
+	keep(ctx context.Context)
+	orphans(ctx context.Context) ([]string, error)
+	seal(ctx context.Context, d *rotation.Document, data map[string][]byte) error
+	unseal(ctx context.Context, b []byte) (state []byte, anew bool, err error)
+}
+
+// custody calls the custodians of an authority.
 type custody struct {
+	*Authority
 	Custody
 	all    []Custodian                  // that may have a key
 	calls  chan struct{}                // a slot for each call under way
@@ -99,13 +116,23 @@ type custody struct {
 	failed atomic.Pointer[custodyError] // of the last signature; nil if it worked
 }
 
-func newCustody(c Custody) *custody {
+func (c Custody) keeper(a *Authority) keeper {
 	all := slices.Concat([]Custodian{c.Keys}, c.Former)
 	all = slices.DeleteFunc(all, func(from Custodian) bool { return from == nil })
-	return &custody{Custody: c, all: all, calls: make(chan struct{}, maxCalls)}
+	return &custody{Authority: a, Custody: c, all: all, calls: make(chan struct{}, maxCalls)}
 }
 
-// call runs f until ctx is done or patience has passed. A call that does not return then keeps its slot until it does.
+func (c *custody) options() Custody { return c.Custody }
+
+func (c *custody) failure() error {
+	if err := c.failed.Load(); err != nil {
+		return err
+	}
+	return nil
+}
+
+// call runs f until ctx is done or patience has passed. An f that does not return then keeps its slot until it does, and
+// may still write to its variables, which the caller must not use after an error.
 func (c *custody) call(ctx context.Context, patience time.Duration, f func(context.Context) error) error {
 	waiting, cancel := context.WithTimeoutCause(ctx, patience,
 		fmt.Errorf("it has not answered for %v: %w", patience, context.DeadlineExceeded))
@@ -217,40 +244,35 @@ func (c *custody) probe(ctx context.Context, key crypto.Signer) error {
 	})
 }
 
-// kinds are the kinds of keys that the authority makes.
-func (a *Authority) kinds() (all []rotation.Kind) {
-	if a.files == nil {
-		all = append(all, rotation.Root)
+// Orphans returns the names of private keys of this CA that its custodians have and its record does not name, such as
+// after an older copy of the store was restored. The authority never destroys them; an operator may.
+func (a *Authority) Orphans(ctx context.Context) ([]string, error) {
+	if a.custody == nil {
+		return nil, nil
 	}
-	if a.cfg.JWT != nil {
-		all = append(all, rotation.Token)
-	}
-	return all
+	return a.custody.orphans(ctx)
 }
 
-// makeKey makes a root, or a key for tokens with the algorithm alg. The record names a private key at a custodian
-// before it is made. The caller does not hold the writing slot.
-func (a *Authority) makeKey(ctx context.Context, kind rotation.Kind, alg string) (rotation.Key, error) {
-	if a.custody.Keys == nil {
-		return a.newKey(kind, alg)
-	}
+// makeKey makes a root, or a key for tokens with the algorithm alg. The record names the private key before it is made.
+// The caller does not hold the writing slot.
+func (c *custody) makeKey(ctx context.Context, kind rotation.Kind, alg string) (rotation.Key, error) {
 	var name string
-	err := a.update(ctx, "", func(d *rotation.Document, now time.Time) error {
-		name, _ = d.Stake(kind.String()+" "+a.keyAlgorithm(kind, alg), now, 2*makePatience)
+	err := c.update(ctx, "", func(d *rotation.Document, now time.Time) error {
+		name, _ = d.Stake(kind.String()+" "+c.keyAlgorithm(kind, alg), now, 2*makePatience)
 		return errRemark
 	})
 	if err != nil {
 		return rotation.Key{}, err
 	}
-	return a.makeHeld(ctx, kind, alg, name)
+	return c.makeHeld(ctx, kind, alg, name)
 }
 
 // makeHeld makes a key whose private key is at the custodian with this name. An earlier attempt may have made that.
-func (a *Authority) makeHeld(ctx context.Context, kind rotation.Kind, alg, name string) (k rotation.Key, err error) {
-	c := a.custody
+func (c *custody) makeHeld(ctx context.Context, kind rotation.Kind, alg, name string) (rotation.Key, error) {
 	var key crypto.Signer
-	err = c.call(ctx, makePatience, func(ctx context.Context) (err error) {
-		key, err = c.Keys.NewKey(ctx, name, a.keyAlgorithm(kind, alg))
+	var k rotation.Key
+	err := c.call(ctx, makePatience, func(ctx context.Context) (err error) {
+		key, err = c.Keys.NewKey(ctx, name, c.keyAlgorithm(kind, alg))
 		if errors.Is(err, fs.ErrExist) {
 			key, err = c.Keys.Key(ctx, name)
 		}
@@ -259,13 +281,13 @@ func (a *Authority) makeHeld(ctx context.Context, kind rotation.Kind, alg, name 
 	if err == nil {
 		c.found.Store(name, key)
 		err = c.call(ctx, signPatience, func(context.Context) (err error) { // it signs itself
-			k, err = a.keyOf(kind, alg, c.key(name, key.Public()))
+			k, err = c.keyOf(kind, alg, c.key(name, key.Public()))
 			return err
 		})
 	}
 	if err != nil {
 		return rotation.Key{}, &custodyError{fmt.Errorf("ca: new %v of %s, with the private key %s: %w", kind,
-			a.cfg.TrustDomain, name, err)}
+			c.cfg.TrustDomain, name, err)}
 	}
 	k.Name = name
 	return k, nil
@@ -273,47 +295,47 @@ func (a *Authority) makeHeld(ctx context.Context, kind rotation.Kind, alg, name 
 
 // begin makes a new CA with private keys at the custodian. The first record has only their names. The next attempt, in
 // this or another process, goes on with it: d is that record, of this version, or new.
-func (a *Authority) begin(ctx context.Context, d *rotation.Document, version string, now time.Time) (based, error) {
+func (c *custody) begin(ctx context.Context, d *rotation.Document, version string, now time.Time) (based, error) {
 	base := based{Document: d.Clone(), version: version}
 	names, write := map[rotation.Kind]string{}, false
-	for _, kind := range a.kinds() {
-		name, had := base.Stake(kind.String()+" "+a.keyAlgorithm(kind, a.alg(kind)), now, 0)
+	for _, kind := range c.kinds() {
+		name, had := base.Stake(kind.String()+" "+c.keyAlgorithm(kind, c.alg(kind)), now, 0)
 		names[kind], write = name, write || !had
 	}
 	var err error
 	if write {
-		if base, err = a.write(ctx, base.Document, version); err != nil {
+		if base, err = c.write(ctx, base.Document, version); err != nil {
 			return based{}, err
 		}
 	}
-	a.fresh = base.Clone()
-	err = a.create(a.fresh, now, func(kind rotation.Kind, alg string) (rotation.Key, error) {
-		return a.makeHeld(ctx, kind, alg, names[kind])
+	c.fresh = base.Clone()
+	err = c.create(c.fresh, now, func(kind rotation.Kind, alg string) (rotation.Key, error) {
+		return c.makeHeld(ctx, kind, alg, names[kind])
 	})
 	if err == nil {
-		err = a.fresh.Account(base.Document, now)
+		err = c.fresh.Account(base.Document, now)
 	}
-	return based{Document: a.fresh, version: base.version, dirty: true}, err
+	return based{Document: c.fresh, version: base.version, dirty: true}, err
 }
 
-// checkCustody finds out whether the custodians have the private keys that sign. One that is certain not to have a key
+// check finds out whether the custodians have the private keys that sign. One that is certain not to have a key
 // is the wrong one, unless it has others of this CA: then the record is older than the key's end.
-func (a *Authority) checkCustody(ctx context.Context) error {
-	for _, k := range slices.Concat(a.current().Keys[:]...) {
+func (c *custody) check(ctx context.Context) error {
+	for _, k := range slices.Concat(c.current().Keys[:]...) {
 		if k.Name == "" {
 			continue
 		}
-		err := a.custody.probe(ctx, k.Secret())
+		err := c.probe(ctx, k.Secret())
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, pki.ErrKeyMismatch) {
-			if all, _ := a.heldKeys(ctx); len(all) == 0 {
+			if all, _ := c.heldKeys(ctx); len(all) == 0 {
 				return fmt.Errorf("ca: %v %s of %s: %w; name the custodian that has it, which may be a former one: %w",
-					k.Kind(), k.ID, a.cfg.TrustDomain, ErrUnfit, err)
+					k.Kind(), k.ID, c.cfg.TrustDomain, ErrUnfit, err)
 			}
 			err = fmt.Errorf("%w; the custodian has other keys of this CA, so that the record may be an old copy: restore "+
 				"a newer one, or revoke the key now, so that its successor signs", err)
 		}
 		if err != nil {
-			a.cfg.Logger.LogAttrs(ctx, slog.LevelError, "a private key at its custodian does not sign",
+			c.cfg.Logger.LogAttrs(ctx, slog.LevelError, "a private key at its custodian does not sign",
 				slog.String(k.Kind().IDName(), k.ID), slog.Any("err", err))
 		}
 	}
@@ -321,69 +343,72 @@ func (a *Authority) checkCustody(ctx context.Context) error {
 }
 
 // heldKeys returns the names of the CA's private keys that the custodians have.
-func (a *Authority) heldKeys(ctx context.Context) (all []string, err error) {
-	for _, from := range a.custody.all {
-		err = cmp.Or(err, a.custody.call(ctx, signPatience, func(ctx context.Context) error {
-			names, err := from.Keys(ctx, rotation.NamePrefix(a.current().Authority))
-			all = append(all, names...)
+func (c *custody) heldKeys(ctx context.Context) (all []string, _ error) {
+	for _, from := range c.all {
+		var names []string
+		failed := c.call(ctx, signPatience, func(ctx context.Context) (err error) {
+			names, err = from.Keys(ctx, rotation.NamePrefix(c.current().Authority))
 			return err
-		}))
+		})
+		if failed != nil {
+			return nil, failed
+		}
+		all = append(all, names...)
 	}
-	return all, err
+	return all, nil
 }
 
-// Orphans returns the names of private keys of this CA that its custodians have and its record does not name, such as
-// after an older copy of the store was restored. The authority never destroys them; an operator may.
-func (a *Authority) Orphans(ctx context.Context) ([]string, error) {
+// orphans implements [Authority.Orphans].
+func (c *custody) orphans(ctx context.Context) ([]string, error) {
 	// The record names a key before it is made and until it is destroyed, so that one that is neither in the record of
 	// before the list nor in that of after it is in none.
-	before := a.current().Document
-	all, err := a.heldKeys(ctx)
+	before := c.current().Document
+	all, err := c.heldKeys(ctx)
 	if err == nil && len(all) > 0 {
-		err = a.update(ctx, "", nil)
+		err = c.update(ctx, "", nil)
 	}
 	if err != nil {
-		return nil, a.opError("list the private keys of", err)
+		return nil, c.opError("list the private keys of", err)
 	}
-	after := a.current().Document
+	after := c.current().Document
 	return slices.DeleteFunc(all, func(name string) bool { return before.Names(name) || after.Names(name) }), nil
 }
 
-// keepCustody looks after the custodians until ctx is done. A private key is destroyed only after the record that it is
+// keep looks after the custodians until ctx is done. A private key is destroyed only after the record that it is
 // not needed was written, and when replicas whose clocks are slow do not sign with it any more.
-func (a *Authority) keepCustody(ctx context.Context) {
+func (c *custody) keep(ctx context.Context) {
 	for n := 0; renew.Sleep(ctx, keepInterval) == nil; n++ {
-		s := a.current()
-		if k := s.active(); k.Name != "" && (a.custody.failed.Load() != nil || n%30 == 0) {
-			_ = a.custody.probe(ctx, k.Secret()) // for Health
+		s := c.current()
+		if k := s.active(); k.Name != "" && (c.failed.Load() != nil || n%30 == 0) {
+			_ = c.probe(ctx, k.Secret()) // for Health
 		}
 		for _, l := range s.Loose {
-			if age := time.Since(l.Since); !s.dirty && n%6 == 0 && age > a.cfg.Backdate && (l.Use == "" || age > time.Hour) {
-				a.discard(ctx, l)
+			if age := time.Since(l.Since); !s.dirty && n%6 == 0 && age > c.cfg.Backdate && (l.Use == "" || age > time.Hour) {
+				c.discard(ctx, l)
 			}
 		}
 		if n%360 != 0 {
 			continue
 		}
-		if orphans, _ := a.Orphans(ctx); len(orphans) > 0 {
-			a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "the custodians have private keys of this CA that its record does "+
+		if orphans, _ := c.orphans(ctx); len(orphans) > 0 {
+			c.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "the custodians have private keys of this CA that its record does "+
 				"not name", slog.Any("names", orphans))
 		}
 	}
 }
 
 // discard takes a private key that no key has a step further.
-func (a *Authority) discard(ctx context.Context, l rotation.Loose) {
+func (c *custody) discard(ctx context.Context, l rotation.Loose) {
 	var err error
-	for _, from := range a.custody.all {
+	for _, from := range c.all {
 		if l.Use == "" {
-			err = cmp.Or(err, a.custody.call(ctx, signPatience, func(ctx context.Context) error {
+			err = cmp.Or(err, c.call(ctx, signPatience, func(ctx context.Context) error {
 				return from.Destroy(ctx, l.Name)
 			}))
 		}
 	}
 	if err == nil {
-		err = a.update(ctx, "", func(d *rotation.Document, now time.Time) error {
+		err = c.update(ctx, "", func(d *rotation.Document, now time.Time) error {
 			if !d.Discard(l, now) {
 				return errNoChange
 			}
@@ -394,5 +419,5 @@ func (a *Authority) discard(ctx context.Context, l rotation.Loose) {
 	if err != nil {
 		level, what = slog.LevelWarn, "a private key at a custodian could not be discarded"
 	}
-	a.cfg.Logger.LogAttrs(ctx, level, what, slog.String("name", l.Name), slog.Any("err", err))
+	c.cfg.Logger.LogAttrs(ctx, level, what, slog.String("name", l.Name), slog.Any("err", err))
 }

@@ -604,6 +604,30 @@ func TestSlowSave(t *testing.T) {
 	}
 }
 
+// A slow save makes a new root wait longer, and another replica writes before that is stored: the root is prepared once.
+func TestSlowSaveAndAnotherWriter(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		store, saves := &faultStore{Store: ca.NewMemoryStore()}, 0
+		a := open(t, store, func(c *ca.Config) { c.Rotation.Propagation = 5 * time.Second })
+		store.behave(func(op string) (fault, time.Duration) {
+			if op != "save" {
+				return fine, 0
+			}
+			switch saves++; saves {
+			case 1:
+				return fine, 2500 * time.Millisecond
+			case 2:
+				return conflict, 0
+			}
+			return fine, 0
+		})
+		next := must.Get(a.Rotate(t.Context()))(t)
+		assert.GreaterOrEqual(t, saves, 2)
+		assert.Len(t, a.Roots(), 2)
+		assert.Equal(t, next.ID, a.Roots()[1].ID)
+	})
+}
+
 // What time does while something else is being written is written down, too.
 func TestStepDuringASave(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {

@@ -111,7 +111,7 @@ func replicas(t *testing.T, n int, seed uint64, custody bool) {
 			c.JWT = &ca.JWTConfig{KeyTTL: time.Hour, MaxTTL: 5 * time.Minute}
 			c.Rotation.Manual = i%2 == 1
 			if custody {
-				c.Custody.Keys = keys
+				c.Custody = ca.Custody{Keys: keys}
 			}
 		})
 		return &replica{a: a, store: s, stop: run(t, a)}

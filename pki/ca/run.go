@@ -61,6 +61,9 @@ func (a *Authority) rotate(ctx context.Context, why, op string, kind rotation.Ki
 		return KeyStatus{}, a.opError(op, err)
 	}
 	err = a.update(ctx, why, func(d *rotation.Document, now time.Time) error {
+		if d.Find(fresh.ID) != nil { // an earlier attempt was written, and a change of its times was not
+			return errNoChange
+		}
 		if err := d.MayPrepare(kind, true); err != nil { // another rotation may have been faster
 			return err
 		}
@@ -86,15 +89,15 @@ func (a *Authority) opError(op string, err error) error {
 func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 	from, now := a.current().active(), time.Now()
 	var issuer *pki.Issuer
-	renew := func(context.Context) (err error) {
+	err := a.use(ctx, from, func() (err error) {
 		issuer, err = from.Issuer.Renew(now.Add(-a.cfg.Backdate), now.Add(a.cfg.Rotation.RootTTL))
 		return err
-	}
-	if err := a.custody.call(ctx, signPatience, renew); err != nil {
+	})
+	if err != nil {
 		return KeyStatus{}, a.opError("renew the root of", err)
 	}
 	var renewed rotation.Key
-	err := a.update(ctx, why, func(d *rotation.Document, now time.Time) error {
+	err = a.update(ctx, why, func(d *rotation.Document, now time.Time) error {
 		if err := d.MayPrepare(rotation.Root, false); err != nil {
 			return err
 		}
@@ -298,8 +301,8 @@ func (a *Authority) Run(ctx context.Context) error {
 	if store, ok := a.store.(watched); ok {
 		following.Go(func() { store.Watch(ctx, written.Notify) })
 	}
-	if a.store != nil && len(a.custody.all) > 0 && !a.views() {
-		following.Go(func() { a.keepCustody(ctx) })
+	if a.custody != nil && !a.views() {
+		following.Go(func() { a.custody.keep(ctx) })
 	}
 	r := runner{a: a, nextSync: time.Now().Add(a.syncWait()), ended: make(chan error, 1), beside: following.Go}
 	if o := &a.cfg.Rotation; o.KeepKey {

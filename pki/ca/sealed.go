@@ -48,14 +48,14 @@ func aead(key []byte) (cipher.AEAD, error) {
 
 // seal encrypts what is secret in the record of d, if there is a sealer. It unseals the key again before anything
 // depends on that.
-func (a *Authority) seal(ctx context.Context, d *rotation.Document, data map[string][]byte) error {
-	by, head := a.custody.Seal, sealedHead{a.cfg.TrustDomain.String(), d.Authority, d.Revision, d.Writer}
+func (c *custody) seal(ctx context.Context, d *rotation.Document, data map[string][]byte) error {
+	by, head := c.Seal, sealedHead{c.cfg.TrustDomain.String(), d.Authority, d.Revision, d.Writer}
 	if by == nil {
 		return nil
 	}
 	key, sealed := make([]byte, 32), []byte(nil)
 	_, _ = rand.Read(key) // it does not fail
-	err := a.custody.call(ctx, signPatience, func(ctx context.Context) (err error) {
+	err := c.call(ctx, signPatience, func(ctx context.Context) (err error) {
 		if sealed, err = by.Seal(ctx, bytes.Clone(key), head.text()); err != nil {
 			return err
 		}
@@ -79,17 +79,18 @@ func (a *Authority) seal(ctx context.Context, d *rotation.Document, data map[str
 }
 
 // unseal returns the state in a sealed record, and whether it has to be sealed anew.
-func (a *Authority) unseal(ctx context.Context, b []byte) (state []byte, anew bool, err error) {
+func (c *custody) unseal(ctx context.Context, b []byte) (_ []byte, anew bool, err error) {
 	var s sealedState
 	if err := json.Unmarshal(b, &s); err != nil {
 		return nil, false, fmt.Errorf("%s: %w", sealedName, err)
 	}
 	err = errors.New("the record is sealed, and no key is named to unseal it")
-	for i, by := range []Sealer{a.custody.Seal, a.custody.Unseal} {
+	for i, by := range []Sealer{c.Seal, c.Unseal} {
 		if by == nil {
 			continue
 		}
-		err = a.custody.call(ctx, signPatience, func(ctx context.Context) error {
+		var state []byte
+		err = c.call(ctx, signPatience, func(ctx context.Context) error {
 			key, err := by.Unseal(ctx, s.Key, s.text())
 			if err != nil {
 				return err

@@ -215,14 +215,10 @@ func (a *Authority) issue(ctx context.Context, kind rotation.Kind, id spiffe.ID,
 		return err
 	}
 	var i *Issuance
-	if g.key.Name == "" && (a.files == nil || a.files.key == nil) {
+	err = a.use(ctx, g.key, func() (err error) {
 		i, err = sign(g)
-	} else { // the private key is elsewhere
-		err = a.custody.call(ctx, signPatience, func(context.Context) (err error) {
-			i, err = sign(g)
-			return err
-		})
-	}
+		return err
+	})
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return signCanceled(ctx, id)
@@ -230,6 +226,14 @@ func (a *Authority) issue(ctx context.Context, kind rotation.Kind, id spiffe.ID,
 		return generationError(id, err)
 	}
 	return a.audit(ctx, i)
+}
+
+// use runs f, which signs with k. It waits for a custodian only until ctx is done.
+func (a *Authority) use(ctx context.Context, k *rotation.Key, f func() error) error {
+	if k.Name == "" || a.custody == nil {
+		return f()
+	}
+	return a.custody.call(ctx, signPatience, func(context.Context) error { return f() })
 }
 
 // refused is the error for a bad request.

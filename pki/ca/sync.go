@@ -70,11 +70,13 @@ func (a *Authority) open(ctx context.Context) error {
 		err := a.update(ctx, "", nil)
 		switch {
 		case err == nil:
-			if err := a.checkCustody(ctx); err != nil {
-				return err
+			if a.custody != nil && !a.views() {
+				err = a.custody.check(ctx)
 			}
-			a.opened(ctx)
-			return nil
+			if err == nil {
+				a.opened(ctx)
+			}
+			return err
 		case ctx.Err() == nil && lasts(err):
 			return err
 		case last == nil || !errors.Is(err, context.Cause(ctx)): // an earlier error says more than the end of ctx
@@ -293,8 +295,8 @@ func (a *Authority) inMemory(read time.Time) based {
 
 // first returns the keys of a new CA, of which the store has d as version, if that is not empty.
 func (a *Authority) first(ctx context.Context, d *rotation.Document, version string, now time.Time) (based, error) {
-	if a.custody.Keys != nil {
-		return a.begin(ctx, d, version, now)
+	if a.custodyOptions().Keys != nil {
+		return a.custody.begin(ctx, d, version, now)
 	}
 	if a.fresh == nil { // once: retries use the same CA, as an earlier save may have landed
 		if err := a.create(d, now, a.newKey); err != nil {
@@ -326,7 +328,7 @@ func (a *Authority) withRequiredKeys(d *rotation.Document, now time.Time) (*rota
 	if a.cfg.JWT != nil {
 		edited = next.Raise(rotation.Token, a.cfg.terms(rotation.Token)) || edited
 		if next.In(rotation.Token, rotation.Active) == nil && next.MayPrepare(rotation.Token, true) == nil &&
-			a.custody.Keys == nil { // otherwise Run makes it
+			a.custodyOptions().Keys == nil { // otherwise Run makes it
 			// The first token key of a CA whose bundle verifiers may already have.
 			fresh, err := a.newKey(rotation.Token, a.cfg.JWT.Algorithm)
 			if err != nil {
@@ -379,7 +381,10 @@ func (a *Authority) write(ctx context.Context, d *rotation.Document, version str
 	if err != nil {
 		return based{}, &creationError{fmt.Errorf("ca: record of %s, which is not written: %w", a.cfg.TrustDomain, err)}
 	}
-	if err := a.seal(ctx, d, data); err != nil {
+	if a.custody != nil {
+		err = a.custody.seal(ctx, d, data)
+	}
+	if err != nil {
 		return based{}, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, err)
 	}
 	start := time.Now()

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -48,6 +49,7 @@ type Authority struct {
 	OIDC net.Listener // of the documents of -oidc-issuer, with Serve; nil for none
 
 	audit  *auditlog.Log // nil for none
+	closes []func()      // the store and the custodians
 	failed error         // why the documents are not served any more
 }
 
@@ -77,6 +79,10 @@ func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 	if err != nil {
 		a.Close()
 		undo()
+		if text := err.Error(); errors.Is(err, ca.ErrUnfit) && (strings.Contains(text, "custodian") ||
+			strings.Contains(text, "seal")) {
+			return nil, fmt.Errorf("%w; -custodian, -former-custodian, -seal and -unseal name custodians", err)
+		}
 		if uid := os.Getuid(); errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 			err = fmt.Errorf("%w; run this as the user that the directory belongs to (it is user %d now), or name a "+
 				"directory in -state-dir that this one may write to", err, uid)
@@ -88,7 +94,7 @@ func (c *Config) Open(ctx context.Context, o OpenOptions) (*Authority, error) {
 
 // open opens the CA. The state directory and the audit log are open already.
 func (a *Authority) open(ctx context.Context, c *Config, cfg ca.Config, o OpenOptions) error {
-	if !o.Existing {
+	if !o.Existing || c.Custody.store != nil && !o.ReadOnly {
 		if err := c.makeStateDir(o.Logger); err != nil {
 			return err
 		}
@@ -104,6 +110,9 @@ func (a *Authority) open(ctx context.Context, c *Config, cfg ca.Config, o OpenOp
 			}
 			cfg.Auditor = a.audit // a nil *auditlog.Log in the interface would not be nil
 		}
+	}
+	if cfg.Custody, err = a.openCustody(ctx, &c.Custody, o.Logger); err != nil {
+		return err
 	}
 	return open(cfg)
 }
@@ -135,7 +144,7 @@ func (c *Config) mayCreate() bool {
 	if c.given["create"] || c.temporary {
 		return c.create || c.temporary
 	}
-	if c.Kubernetes || c.given["state-dir"] {
+	if c.Kubernetes || c.given["state-dir"] || c.Custody.store != nil {
 		return false
 	}
 	entries, err := os.ReadDir(c.StateDir)
@@ -225,7 +234,7 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 		}
 		secret, folder = "svidkit-ca-tokens", "tokens"
 	}
-	store, err := a.store(c, secret, folder)
+	store, err := a.store(ctx, c, secret, folder, o.Logger)
 	if err != nil {
 		return nil, err
 	}
@@ -261,7 +270,10 @@ func (a *Authority) find(ctx context.Context, c *Config, o OpenOptions) (open fu
 // missing returns the error for a store without a CA.
 func (a *Authority) missing(c *Config, err error) error {
 	find := "name its directory in -state-dir, mount its volume"
-	if c.Kubernetes {
+	switch {
+	case c.Custody.store != nil:
+		find = "name its database in -store"
+	case c.Kubernetes:
 		find = "name its namespace in -namespace"
 	}
 	return &missingError{"there is no CA " + a.Where + "; if there was one, " + find +
@@ -293,14 +305,15 @@ func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
 	}
 	own := new(Authority)
 	secret, folder := c.ownStore()
-	store, err := own.store(c, secret, folder)
+	defer own.Close()
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	store, err := own.store(ctx, c, secret, folder, log)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
 	switch _, err := store.Load(ctx); {
-	case errors.Is(err, ca.ErrNoRecord), c.Kubernetes && err != nil:
+	case errors.Is(err, ca.ErrNoRecord), (c.Kubernetes || c.Custody.store != nil) && err != nil:
 		return nil
 	case c.Kubernetes:
 		log.Warn("caconfig: the own CA signs nothing any more, as one is plugged in; -replace-own-ca says that "+
@@ -312,8 +325,21 @@ func (c *Config) replacesOwn(ctx context.Context, log *slog.Logger) error {
 		c.pluggedIn.Dir, own.Where)
 }
 
-// store returns the store with that name: a Secret, or a directory.
-func (a *Authority) store(c *Config, secret, folder string) (ca.Store, error) {
+// store returns the store with that name: a record in a database, a Secret, or a directory.
+func (a *Authority) store(ctx context.Context, c *Config, secret, folder string, log *slog.Logger) (ca.Store, error) {
+	if at := c.Custody.store; at != nil {
+		record := c.CA.TrustDomain.String()
+		if folder != "ca" {
+			record += ".TOKENS" // no trust domain has upper-case letters
+		}
+		a.Where = "in " + at.Redacted() + ", as " + record
+		store, closes, err := c.Custody.kinds.Stores[at.Scheme].Open(ctx, at, record, log)
+		if err != nil {
+			return nil, fmt.Errorf("-store: %w", err)
+		}
+		a.closes = append(a.closes, closes)
+		return store, nil
+	}
 	if c.Kubernetes {
 		a.Where = fmt.Sprintf("in the Secret %s/%s", c.namespace, secret)
 		store, err := kubesecret.New(kubesecret.Options{Name: secret, Namespace: c.namespace,
@@ -379,8 +405,11 @@ func readSafe(name string) ([]byte, error) {
 	return files.ReadAll(f, name, 1<<20)
 }
 
-// Close closes the audit log. Nothing may be signed afterwards.
+// Close closes the audit log, the store and the custodians. Nothing may be signed afterwards.
 func (a *Authority) Close() {
+	for _, closes := range a.closes {
+		closes()
+	}
 	if a.audit != nil {
 		_ = a.audit.Close() // each record was made durable when it was written
 	}
@@ -419,8 +448,14 @@ func (a *Authority) WriteStatus(out io.Writer) {
 	for _, k := range s.JWTKeys {
 		fmt.Fprintln(out, k)
 	}
+	for _, name := range s.Loose {
+		fmt.Fprintf(out, "private key %s: to be destroyed, or for a next key\n", name)
+	}
 	if s.SyncError != nil {
 		fmt.Fprintf(out, "the store: %v\n", s.SyncError)
+	}
+	if err := a.Own.Health().Keys; err != nil {
+		fmt.Fprintf(out, "the custodian: %s\n", strings.TrimPrefix(err.Error(), "ca: "))
 	}
 }
 

@@ -28,6 +28,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net"
 	"net/http"
@@ -63,6 +64,8 @@ type Config struct {
 	// package devtoken), and outlives restarts. Beside it Serve writes agent.env, the environment variables
 	// of an agent on this machine: the address and the roots of the CA, and the identity demo/web.
 	SecretFile string
+
+	Custody Custody // of private keys
 
 	flags              *flag.FlagSet
 	inCluster          bool // this process runs in a pod
@@ -255,6 +258,10 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.StringVar(&c.adminAddr, "admin-addr", "127.0.0.1:15014",
 		"`address` of metrics and health, without TLS; empty: none")
 	fs.Func("dns-names", "further `names` in the certificate of the server [ISTIOD_CUSTOM_HOST]", list(&c.dnsNames))
+	c.Custody.define(fs)
+	if define := c.Custody.kinds.Flags; define != nil {
+		define(fs)
+	}
 }
 
 // variable returns the environment variable that sets f, or "".
@@ -268,7 +275,15 @@ func variable(f *flag.Flag) string {
 // from args, which win. An error is one line that names the flag and its variable, and wraps [ErrUsage]. After -help
 // the error is [flag.ErrHelp], and fs.Usage has printed the flags.
 func Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config, error) {
-	c := &Config{flags: fs, inCluster: getenv("KUBERNETES_SERVICE_HOST") != "",
+	return Kinds{}.Parse(fs, args, getenv)
+}
+
+// Parse is [Parse] for a program with these kinds.
+func (k Kinds) Parse(fs *flag.FlagSet, args []string, getenv func(string) string) (*Config, error) {
+	custodians := map[string]CustodianKind{"openbao": openBao}
+	maps.Copy(custodians, k.Custodians)
+	k.Custodians = custodians
+	c := &Config{flags: fs, Custody: Custody{kinds: k}, inCluster: getenv("KUBERNETES_SERVICE_HOST") != "",
 		clusterOptions: clusterOptions{getenv: getenv}}
 	c.define(fs)
 	usage := fs.Usage
@@ -386,6 +401,10 @@ func (c *Config) check(serve bool) error {
 	if c.oidc.issuer != "" {
 		badIssuer = jws.CheckIssuer(c.oidc.issuer)
 	}
+	badStore := ""
+	if c.Custody.storeURL != "" {
+		badStore = c.Custody.setStore(c.Custody.storeURL)
+	}
 	linkerdTTL := c.given["linkerd-ttl"]
 	exposes := func(addr string) bool { return serve && c.Development() && addr != "" && !isLoopback(addr) }
 	for _, rule := range []struct {
@@ -428,6 +447,9 @@ func (c *Config) check(serve bool) error {
 		{"external-ca", c.ExternalCA != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"k8s-signer", c.ExternalCA != "" && c.external.Signer+c.external.SignerDomain == "",
 			"with -external-ca, name a signer here, or the domain of several in -cert-signer-domain"},
+		{"custodian", c.ExternalCA != "" && c.Custody.Any(), "with -external-ca the keys are those of the cluster"},
+		{"store", badStore != "", badStore},
+		{"store", c.ExternalCA != "" && c.Custody.store != nil, "with -external-ca there is no store"},
 		{"root-configmap", c.rootConfigMap != "" && !c.Kubernetes, "it needs -kubernetes"},
 		{"root-configmap", c.rootConfigMap != "" && !kube.ValidName(c.rootConfigMap),
 			"no ConfigMap can have this name"},

@@ -42,7 +42,7 @@ func TestWeight(t *testing.T) {
 		{"spiffe/source", "source.NewLastGood, source.NewMerge", 7.2},
 		{"spiffe/health", "health.New, (*health.Handler).ServeHTTP", 7.2},
 		{"pki", "pki.NewCSR, pki.ParseCSR, pki.NewRoot", 4},
-		{"pki/ca", "ca.Open, (*ca.Authority).Sign, (*ca.Authority).Run", 6},
+		{"pki/ca", "ca.Open, (*ca.Authority).Sign, (*ca.Authority).Run", 6.1},
 		{"pki/ca/auditlog", "auditlog.Open, (*auditlog.Log).Record, auditlog.Verify", 6},
 		{"pki/ca/kubesecret", "kubesecret.New, (*kubesecret.Store).Save", 8},
 		{"pki/ca/sqlstore", "sqlstore.New, sqlstore.Schema", 8},

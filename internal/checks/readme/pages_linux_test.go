@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -111,6 +112,42 @@ func TestNode(t *testing.T) {
 	if isolate(t, "/etc", "/run", "/var/lib", "/usr/local/bin", "/tmp") {
 		require.NoError(t, os.WriteFile("/usr/local/bin/envoy", envoy, 0o755))
 		walk(t, "../../../examples/NODE.md")
+	}
+}
+
+// The three tests of CUSTODY.md do what it says, as root, where other processes do not see it, with the custodians that
+// are installed.
+func TestCustodyOpenBao(t *testing.T) { testCustody(t, "OpenBao", "bao") }
+func TestCustodyPKCS11(t *testing.T)  { testCustody(t, "PKCS 11", "softhsm2-util") }
+func TestCustodyTPM(t *testing.T)     { testCustody(t, "TPM", "swtpm") }
+
+func testCustody(t *testing.T, section, program string) {
+	rounds.Slow(t)
+	if os.Getuid() != 0 {
+		t.Skip("the page is for root")
+	}
+	path, err := exec.LookPath(program)
+	if cache, bad := os.UserCacheDir(); err != nil && bad == nil { // that of internal/peers, which has a bao
+		found, _ := filepath.Glob(filepath.Join(cache, "svidkit-peers/*/packages/*/bin", program))
+		path = slices.Max(append(found, ""))
+	}
+	if path == "" {
+		t.Skip(err)
+	}
+	page := string(must.Get(os.ReadFile("../../../examples/CUSTODY.md"))(t))
+	part := func(title string) string {
+		_, text, ok := strings.Cut(page, "\n## "+title+"\n")
+		require.True(t, ok, title)
+		text, _, _ = strings.Cut(text, "\n## ")
+		return text
+	}
+	if isolate(t, "/etc", "/var/lib", "/usr/local/bin", "/tmp") {
+		if !strings.HasPrefix(path, "/usr/bin/") {
+			require.NoError(t, os.Symlink(path, "/usr/local/bin/"+program))
+		}
+		both := filepath.Join(t.TempDir(), "CUSTODY.md")
+		require.NoError(t, os.WriteFile(both, []byte(part("Build")+part(section)), 0o600))
+		walk(t, both)
 	}
 }
 

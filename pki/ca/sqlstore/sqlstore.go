@@ -272,8 +272,9 @@ func (s *store) current(ctx context.Context) (version string, err error) {
 var remedies = map[string]string{
 	`SQLSTATE 42P01|relation ".*" does not exist|Error 1146|no such table`: "there is no such table: run the " +
 		"statements of the schema as an administrator of the database",
-	`SQLSTATE 42501|permission denied|Error (1044|114[23])`: "the user of the CA lacks a right: grant it the role of the schema",
-	`SQLSTATE 25006|Error 1290`:                             "the server is a read replica: connect to the primary",
+	`SQLSTATE 42501|permission denied|Error (1044|114[23])`: "the user of the CA lacks a right: " +
+		"grant it the role of the schema",
+	`SQLSTATE 25006|Error 1290`: "the server is a read replica: connect to the primary",
 }
 
 // remedy says what to do about an error of the driver.

@@ -94,7 +94,7 @@ func (c conn) ExecContext(ctx context.Context, query string, args []driver.Named
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	have, ok := c.rows[values[2]]
-	if strings.HasPrefix(query, "UPDATE") && (!ok || have.version != values[3]) || strings.HasPrefix(query, "INSERT") && ok {
+	if update := strings.HasPrefix(query, "UPDATE"); update && (!ok || have.version != values[3]) || !update && ok {
 		return driver.RowsAffected(0), nil
 	}
 	c.rows[values[2]] = row{values[0], values[1]}
@@ -195,7 +195,8 @@ func TestLoadRefuses(t *testing.T) {
 	must.Get(s.Save(t.Context(), item("", "a")))(t)
 	good := d.rows["ca"]
 	for _, r := range []row{
-		{good.version, ""}, {good.version, "{}"}, {good.version, "null"}, {good.version, good.data[1:]}, {good.version, good.data + " "},
+		{good.version, ""}, {good.version, "{}"}, {good.version, "null"}, {good.version, good.data[1:]},
+		{good.version, good.data + " "},
 		{"", good.data}, {"1", good.data}, {good.version[:len(good.version)-1], good.data}, {good.version + "0", good.data},
 	} {
 		d.rows["ca"] = r
@@ -208,7 +209,7 @@ func TestLoadRefuses(t *testing.T) {
 		}
 		d.flaw = "it is a read replica"
 		err := must.Err(s.Load(t.Context()))
-		must.Fail(t, err, "load ca from svidkit_ca: this server is not asked, as it is a read replica: connect to the primary")
+		must.Fail(t, err, "load ca from svidkit_ca: this server is not asked, as it is a read replica: connect to the ")
 		assert.NotErrorIs(t, err, ca.ErrUnfit)
 		assert.NotErrorIs(t, err, ca.ErrNoRecord)
 		d.flaw = ""

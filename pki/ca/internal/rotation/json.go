@@ -86,7 +86,7 @@ func (d *Document) Marshal(td spiffe.TrustDomain) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, err = Parse(b, td, func(_ string, public crypto.PublicKey) crypto.Signer { return absent{public} })
+	_, err = Parse(b, td, Absent)
 	return b, err
 }
 
@@ -94,6 +94,9 @@ func (d *Document) Marshal(td spiffe.TrustDomain) ([]byte, error) {
 type absent struct{ public crypto.PublicKey }
 
 func (a absent) Public() crypto.PublicKey { return a.public }
+
+// Absent returns a stand-in for the private key with this name.
+func Absent(_ string, public crypto.PublicKey) crypto.Signer { return absent{public} }
 
 func (absent) Sign(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) {
 	return nil, errors.ErrUnsupported
@@ -128,7 +131,8 @@ func (k *Key) encode() (j keyJSON, err error) {
 }
 
 // Parse reads a document. The result is fit to use: exactly one root signs, or there are no roots; a key that may
-// sign has its own private key, and other keys have none. A private key at a custodian is what find returns.
+// sign has its own private key, and other keys have none. A private key at a custodian is what find returns, which may be nil
+// if there is none.
 func Parse(b []byte, td spiffe.TrustDomain,
 	find func(name string, public crypto.PublicKey) crypto.Signer) (*Document, error) {
 	dec := json.NewDecoder(bytes.NewReader(b))
@@ -231,12 +235,17 @@ func (j *keyJSON) decode(kind Kind, td spiffe.TrustDomain,
 		return k, err
 	}
 	var signer crypto.Signer
-	if j.KeyName != "" {
+	switch {
+	case j.KeyName != "" && find == nil:
+		err = fmt.Errorf("the private key %s is at a custodian, and none is named", j.KeyName)
+	case j.KeyName != "":
 		signer = find(j.KeyName, public)
-	} else if signer, err = pki.ParsePrivateKeyPEM([]byte(j.PrivateKey)); err != nil {
-		return k, err
+	default:
+		signer, err = pki.ParsePrivateKeyPEM([]byte(j.PrivateKey))
 	}
-	err = k.signWith(signer, td)
+	if err == nil {
+		err = k.signWith(signer, td)
+	}
 	return k, err
 }
 

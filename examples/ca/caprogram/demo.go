@@ -1,4 +1,4 @@
-package main
+package caprogram
 
 import (
 	"bytes"
@@ -33,7 +33,7 @@ func demo(ctx context.Context, td spiffe.TrustDomain, propagation time.Duration,
 		return err
 	}
 	defer os.RemoveAll(dir)
-	o, err := parse([]string{
+	o, err := Program{Name: "ca"}.parse([]string{
 		"-trust-domain", td.String(), "-state-dir", dir, "-create",
 		"-istio-addr", "127.0.0.1:0", "-linkerd-addr", "127.0.0.1:0", "-bundle-addr", "127.0.0.1:0", "-admin-addr",
 		"127.0.0.1:0",

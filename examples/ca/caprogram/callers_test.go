@@ -1,4 +1,4 @@
-package main
+package caprogram
 
 import (
 	"context"
@@ -263,7 +263,7 @@ func TestClientRoots(t *testing.T) {
 		assert.False(t, c.Equal(other.Root()), "peers do not trust it")
 	}
 
-	o, err := parse(append(args, "-state-dir", filepath.Join(dir, "other"), "-create", "-client-roots", filepath.Join(dir, "none")), env{}.get, io.Discard)
+	o, err := alone.parse(append(args, "-state-dir", filepath.Join(dir, "other"), "-create", "-client-roots", filepath.Join(dir, "none")), env{}.get, io.Discard)
 	require.NoError(t, err)
 	require.ErrorContains(t, o.Serve(t.Context(), nil, nil), "-client-roots")
 }
@@ -278,7 +278,7 @@ func TestIssuerWithoutKubernetes(t *testing.T) {
 	require.NoError(t, os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: i.Certificate().Raw}), 0o600))
 	environment := env{"JWT_RULE": `{"issuer":"` + i.URL + `","jwksUri":"` + i.URL + `/jwks","audiences":["ca"]}`, "TRUST_DOMAIN": "example.org"}
 	args := []string{"-state-dir", filepath.Join(dir, "state"), "-create", "-jwt-roots", roots, "-istio-addr", "127.0.0.1:0", "-bundle-addr", "", "-admin-addr", ""}
-	o := must.Get(parse(args, environment.get, io.Discard))(t)
+	o := must.Get(alone.parse(args, environment.get, io.Discard))(t)
 	s, _ := start(t, o.Config)
 	assert.Nil(t, s.at.Linkerd)
 	assert.NoFileExists(t, o.SecretFile)
@@ -295,7 +295,7 @@ func TestIssuerWithoutKubernetes(t *testing.T) {
 
 	i.Close() // the keys that are known count on
 	must.Get(asCaller(t, s, c, i.pod(t, "ca", "web"), nil, 0))(t)
-	o = must.Get(parse(append(args, "-state-dir", filepath.Join(dir, "other")), environment.get, io.Discard))(t)
+	o = must.Get(alone.parse(append(args, "-state-dir", filepath.Join(dir, "other")), environment.get, io.Discard))(t)
 	later, _ := start(t, o.Config)
 	c = newClient(later.ca.Bundle(), nil)
 	t.Cleanup(c.CloseIdleConnections)
@@ -307,10 +307,10 @@ func TestIssuerWithoutKubernetes(t *testing.T) {
 		"-jwt-rule":             {"JWT_RULE": `{"issuer":"` + i.URL + `","audiences":[]}`},
 		"-trusted-gateway-cidr": {"TRUSTED_GATEWAY_CIDR": "0.0.0.0/0"},
 	} {
-		require.ErrorContains(t, must.Err(parse(args, bad.get, io.Discard)), flag)
+		require.ErrorContains(t, must.Err(alone.parse(args, bad.get, io.Discard)), flag)
 	}
 	for _, flag := range []string{"-own-token", "-jwt-roots"} { // which Serve reads
-		o, err := parse(append(args, "-state-dir", filepath.Join(dir, flag), flag, filepath.Join(dir, "none")), environment.get, io.Discard)
+		o, err := alone.parse(append(args, "-state-dir", filepath.Join(dir, flag), flag, filepath.Join(dir, "none")), environment.get, io.Discard)
 		require.NoError(t, err)
 		require.ErrorContains(t, o.Serve(t.Context(), nil, nil), flag)
 	}

@@ -1,4 +1,4 @@
-package main
+package caprogram
 
 import (
 	"bytes"
@@ -66,7 +66,7 @@ func arguments(dir string, more ...string) []string {
 
 func newConfig(t testing.TB, dir string, more ...string) *caconfig.Config {
 	t.Helper()
-	o := must.Get(parse(arguments(dir, more...), env{}.get, io.Discard))(t)
+	o := must.Get(alone.parse(arguments(dir, more...), env{}.get, io.Discard))(t)
 	return o.Config
 }
 
@@ -120,7 +120,7 @@ func startLogged(t testing.TB, c *caconfig.Config, out io.Writer) (s *server, st
 func shell(t testing.TB, in string, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
-	err := run(t.Context(), args, env{}.get, strings.NewReader(in), &out, io.Discard)
+	err := alone.run(t.Context(), args, env{}.get, strings.NewReader(in), &out, io.Discard)
 	return out.String(), err
 }
 
@@ -283,7 +283,7 @@ func TestDemoInterrupted(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer time.AfterFunc(time.Second, cancel).Stop() // as a signal does: a dial may see a deadline before its context does
-	require.NoError(t, run(ctx, []string{"-demo"}, env{}.get, nil, io.Discard, io.Discard))
+	require.NoError(t, alone.run(ctx, []string{"-demo"}, env{}.get, nil, io.Discard, io.Discard))
 }
 
 // A server without flags but for its ports: both APIs, bundle, metrics and health, from one CA that
@@ -391,7 +391,7 @@ func TestAnnounce(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	over := make(chan error, 1)
 	go func() {
-		over <- run(ctx, arguments(dir, "-linkerd-plaintext", "-bundle-addr", "", "-v"), env{}.get, nil, out, io.Discard)
+		over <- alone.run(ctx, arguments(dir, "-linkerd-plaintext", "-bundle-addr", "", "-v"), env{}.get, nil, out, io.Discard)
 	}()
 	require.Eventually(t, func() bool { return strings.Contains(out.String(), "/ready /status") }, time.Minute, 10*time.Millisecond)
 	text := out.String()
@@ -411,7 +411,7 @@ func TestTemporaryState(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	over := make(chan error, 1)
 	go func() {
-		over <- run(ctx, arguments(""), env{}.get, nil, out, io.Discard)
+		over <- alone.run(ctx, arguments(""), env{}.get, nil, out, io.Discard)
 	}()
 	require.Eventually(t, func() bool { return strings.Contains(out.String(), "/ready /status") }, time.Minute, 10*time.Millisecond)
 	cancel()
@@ -429,19 +429,19 @@ func TestCannotStart(t *testing.T) {
 	l := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer l.Close()
 	dir := t.TempDir()
-	err := run(t.Context(), arguments(dir, "-linkerd-addr", l.Addr().String()), env{}.get, nil, io.Discard, io.Discard)
+	err := alone.run(t.Context(), arguments(dir, "-linkerd-addr", l.Addr().String()), env{}.get, nil, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "Linkerd's API")
 	require.ErrorContains(t, err, l.Addr().String())
 	require.ErrorContains(t, err, "-linkerd-addr", "what to change")
 
 	file := filepath.Join(dir, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	err = run(t.Context(), arguments(filepath.Join(file, "below"), "-root-ca-dir", ""), env{}.get, nil, io.Discard, io.Discard)
+	err = alone.run(t.Context(), arguments(filepath.Join(file, "below"), "-root-ca-dir", ""), env{}.get, nil, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "-state-dir")
-	require.ErrorContains(t, run(t.Context(), arguments(dir, "-audit-log", dir), env{}.get, nil, io.Discard, io.Discard), "auditlog")
+	require.ErrorContains(t, alone.run(t.Context(), arguments(dir, "-audit-log", dir), env{}.get, nil, io.Discard, io.Discard), "auditlog")
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "plugged-in"), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "plugged-in", "ca-cert.pem"), nil, 0o600))
-	require.ErrorContains(t, run(t.Context(), arguments(dir), env{}.get, nil, io.Discard, io.Discard), "-root-ca-dir")
+	require.ErrorContains(t, alone.run(t.Context(), arguments(dir), env{}.get, nil, io.Discard, io.Discard), "-root-ca-dir")
 	fresh := arguments(t.TempDir(), "-root-ca-dir", filepath.Join(dir, "plugged-in"))
 	require.ErrorContains(t, must.Err(shell(t, "", append(fresh, "-status")...)), "-root-ca-dir", "and not that there is no CA")
 }
@@ -457,7 +457,7 @@ func TestFolderOfAnother(t *testing.T) {
 	remedy := fmt.Sprintf("; run this as the user that the directory belongs to (it is user %d now), or name a directory in -state-dir that this one may write to", os.Geteuid())
 	_, err := shell(t, "", arguments(filepath.Join(dir, "new"), "-jwt", "db", "-id", "spiffe://cluster.local/web")...)
 	require.ErrorContains(t, err, remedy)
-	require.ErrorContains(t, run(t.Context(), arguments(filepath.Join(dir, "new")), env{}.get, nil, io.Discard, io.Discard), remedy)
+	require.ErrorContains(t, alone.run(t.Context(), arguments(filepath.Join(dir, "new")), env{}.get, nil, io.Discard, io.Discard), remedy)
 	require.NoDirExists(t, filepath.Join(dir, "new"))
 	require.NoError(t, os.Chmod(dir, 0))
 	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, "-status")...)), remedy)
@@ -542,7 +542,7 @@ func TestOnceInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	over := make(chan error, 1)
 	go func() {
-		over <- run(ctx, arguments(t.TempDir(), "-once", "-", "-id", "spiffe://cluster.local/x"), env{}.get, in, io.Discard, io.Discard)
+		over <- alone.run(ctx, arguments(t.TempDir(), "-once", "-", "-id", "spiffe://cluster.local/x"), env{}.get, in, io.Discard, io.Discard)
 	}()
 	_, err := io.WriteString(typist, "-----BEGIN") // it reads
 	require.NoError(t, err)
@@ -686,7 +686,7 @@ func TestPrintedCommands(t *testing.T) {
 		}
 		serves = append(serves, m[1]+m[2])
 	}
-	o := must.Get(parse(append(serves, "-kubernetes-api", k.URL()), variables.get, io.Discard))(t)
+	o := must.Get(alone.parse(append(serves, "-kubernetes-api", k.URL()), variables.get, io.Discard))(t)
 	s, _ := start(t, o.Config)
 	var root string
 	for _, r := range s.ca.Own.Status().Roots {
@@ -698,7 +698,7 @@ func TestPrintedCommands(t *testing.T) {
 		require.Equal(t, "identity", line[1])
 		args := strings.Fields(strings.NewReplacer("/state", state, "SERIAL", root).Replace(line[2]))
 		var out bytes.Buffer
-		require.NoError(t, run(t.Context(), append(args, "-kubernetes-api", k.URL()), variables.get, nil, &out, io.Discard), line[0])
+		require.NoError(t, alone.run(t.Context(), append(args, "-kubernetes-api", k.URL()), variables.get, nil, &out, io.Discard), line[0])
 		require.Contains(t, out.String(), "CA of example.org, in the Secret identity/istio-ca-secret, bundle ")
 		require.Contains(t, out.String(), "\nroot "+root+": active")
 	}
@@ -720,7 +720,7 @@ func TestPrintedCommands(t *testing.T) {
 // TestPageBegins: the page begins with what the CA signs, and what it has refused and changed last; a serial number has the form of -status.
 func TestPageBegins(t *testing.T) {
 	t.Parallel()
-	o := must.Get(parse(arguments(t.TempDir()), env{}.get, io.Discard))(t)
+	o := must.Get(alone.parse(arguments(t.TempDir()), env{}.get, io.Discard))(t)
 	o.refusals = new(refusals)
 	log := slog.New(noting{slog.NewTextHandler(io.Discard, nil), o.refusals}).With("a", 1).WithGroup("g")
 	s, _ := start(t, o.Config)
@@ -922,7 +922,7 @@ func TestPluggedIn(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	plugIn(t, filepath.Join(dir, "plugged-in"))
-	require.ErrorContains(t, run(t.Context(), arguments(dir), env{}.get, nil, io.Discard, io.Discard), "-root-ca-dir: there is a CA in")
+	require.ErrorContains(t, alone.run(t.Context(), arguments(dir), env{}.get, nil, io.Discard, io.Discard), "-root-ca-dir: there is a CA in")
 	require.Contains(t, must.Get(shell(t, "", arguments(dir, "-status")...))(t), "plugged in")
 	require.ErrorContains(t, must.Err(shell(t, "", arguments(dir, "-rotate")...)), "the roots are plugged in")
 
@@ -1091,7 +1091,7 @@ func TestImpersonation(t *testing.T) {
 	k.AccessReviews(func(s kubetest.AccessReviewSpec) kubetest.AccessReviewStatus {
 		return kubetest.AccessReviewStatus{Allowed: s.ResourceAttributes.Resource != "pods"}
 	})
-	err := run(t.Context(), arguments(t.TempDir(), append(args, "-trusted-node-accounts", "demo/tunnel")...), env{}.get, nil, io.Discard, io.Discard)
+	err := alone.run(t.Context(), arguments(t.TempDir(), append(args, "-trusted-node-accounts", "demo/tunnel")...), env{}.get, nil, io.Discard, io.Discard)
 	require.ErrorContains(t, err, "pods")
 }
 
@@ -1100,7 +1100,7 @@ func TestKubernetesWithoutRights(t *testing.T) {
 	t.Parallel()
 	k, args := cluster(t)
 	k.AccessReviews(func(kubetest.AccessReviewSpec) kubetest.AccessReviewStatus { return kubetest.AccessReviewStatus{} })
-	require.ErrorContains(t, run(t.Context(), arguments(t.TempDir(), args...), env{}.get, nil, io.Discard, io.Discard), "tokenreviews")
+	require.ErrorContains(t, alone.run(t.Context(), arguments(t.TempDir(), args...), env{}.get, nil, io.Discard, io.Discard), "tokenreviews")
 }
 
 // With -external-ca a signer of the cluster signs, for callers and for our own certificate.

@@ -1,4 +1,4 @@
-package main
+package caprogram
 
 import (
 	"context"
@@ -37,6 +37,9 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 		}
 	}
 	wait, late := 30*time.Second, "the store does not answer"
+	if o.Custody.Any() { // which may take a minute to make a key
+		wait, late = 75*time.Second, "the store or a custodian does not answer"
+	}
 	if o.ExternalCA != "" {
 		// The signer has a minute.
 		if wait, late = 75*time.Second, "the signer of the cluster does not answer"; o.command != "once" {
@@ -76,6 +79,14 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 		return err
 	case "rotate":
 		_, err = a.Own.Rotate(ctx)
+	case "rotate-jwt":
+		_, err = a.Own.RotateJWT(ctx)
+	case "reseal": // Open has written it
+		form := "in the clear, as without -seal"
+		if o.Custody.Seal != "" {
+			form = "sealed"
+		}
+		fmt.Fprintf(out, "the CA %s is %s\n", a.Where, form)
 	case "taint":
 		err = a.Own.Taint(ctx, o.argument)
 	case "revoke":
@@ -104,7 +115,12 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 	if what := o.missingRoot(a); what != "" {
 		fmt.Fprintln(out, what)
 	}
-	return nil
+	orphans, err := a.Own.Orphans(ctx)
+	for _, name := range orphans {
+		fmt.Fprintf(out, "private key %s: the store does not know it; destroy it at the custodian, if no other copy of "+
+			"the store does\n", name)
+	}
+	return err
 }
 
 // wouldSign refuses requests that no CA with these flags signs, before a CA exists: a failed command writes nothing.

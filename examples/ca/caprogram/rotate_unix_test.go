@@ -1,6 +1,6 @@
 //go:build unix
 
-package main
+package caprogram
 
 import (
 	"context"
@@ -28,7 +28,9 @@ func TestRotateAuditLog(t *testing.T) {
 	var out, log lockedBuffer
 	ended := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
-	go func() { ended <- run(ctx, arguments(dir, "-istio-addr", "127.0.0.1:0"), env{}.get, nil, &out, &log) }()
+	go func() {
+		ended <- alone.run(ctx, arguments(dir, "-istio-addr", "127.0.0.1:0"), env{}.get, nil, &out, &log)
+	}()
 	require.Eventually(t, func() bool { return strings.Contains(out.String(), "audit log:") }, time.Minute, 5*time.Millisecond)
 	before := must.Get(os.ReadFile(path))(t)
 	require.NotEmpty(t, before)

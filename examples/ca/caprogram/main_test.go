@@ -1,4 +1,4 @@
-package main
+package caprogram
 
 import (
 	"bufio"
@@ -33,9 +33,12 @@ import (
 // asProgram makes this test binary be the program, so that it can be started from a shell.
 const asProgram = "SVIDKIT_EXAMPLE_CA"
 
+// alone is the program examples/ca.
+var alone = Program{Name: "ca"}
+
 func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
-		main()
+		Main(alone)
 		return
 	}
 	rounds.Parallel(8)
@@ -177,7 +180,7 @@ func TestBadFlags(t *testing.T) {
 		require.ErrorContains(t, must.Err(shell(t, "", strings.Fields(tc.args)...)), tc.want, tc.args)
 	}
 	var out strings.Builder
-	require.ErrorIs(t, run(t.Context(), []string{"-help"}, env{}.get, nil, &out, nil), flag.ErrHelp)
+	require.ErrorIs(t, alone.run(t.Context(), []string{"-help"}, env{}.get, nil, &out, nil), flag.ErrHelp)
 	programtest.Help(t, out.String(), "")
 	assert.NotContains(t, out.String(), "\nFlags:\n", "each is in a group")
 	for _, flag := range []string{"-once", "-rotate", "-kubernetes", "-root-ca-dir"} {
@@ -190,14 +193,14 @@ func TestCommandsAreNotServers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	in := env{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-	err := run(t.Context(), arguments(dir, "-trust-domain", "my_domain", "-istio-addr", ":15012", "-status"), in.get, nil, io.Discard, io.Discard)
+	err := alone.run(t.Context(), arguments(dir, "-trust-domain", "my_domain", "-istio-addr", ":15012", "-status"), in.get, nil, io.Discard, io.Discard)
 	require.ErrorIs(t, err, ca.ErrNoRecord, "there is none, which it found by looking")
 }
 
 // TestDashboard: each metric, label and value in it is one that a CA writes.
 func TestDashboard(t *testing.T) {
 	t.Parallel()
-	watchtest.Dashboard(t, "dashboard.json", watchtest.Labels(watchtest.WrittenByCA(t)))
+	watchtest.Dashboard(t, "../dashboard.json", watchtest.Labels(watchtest.WrittenByCA(t)))
 }
 
 // The operator's day: each script in testdata/script is commands, what they print and how they end; and each slip, and
@@ -210,7 +213,7 @@ func TestScripts(t *testing.T) {
 // Each section of ROTATE.md is run as a script, after the commands of the section Look, with times of seconds in the place of hours.
 func TestRotatePage(t *testing.T) {
 	t.Parallel()
-	page := must.Get(os.ReadFile("../ROTATE.md"))(t)
+	page := must.Get(os.ReadFile("../../ROTATE.md"))(t)
 	dir := t.TempDir()
 	const begin = "flags ca -propagation 2s -default-ttl 4s -max-ttl 6s -backdate 1s -refresh-hint 1s -linkerd-addr=\n" +
 		"serve ca\nca -once csr.pem -id spiffe://cluster.local/web -ttl 6s\ncp stdout leaf.pem\n"

@@ -1,4 +1,4 @@
-package main
+package caprogram
 
 import (
 	"bufio"
@@ -20,7 +20,8 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/auditlog"
 )
 
-// verifyAudit verifies an audit log with its rotated files, and its end by the hash that -audit-head holds.
+// verifyAudit verifies audit logs with their rotated files, one chain for each. It verifies the end of a single one by
+// the hash that -audit-head holds.
 func (o *options) verifyAudit(in io.Reader, out io.Writer) error {
 	head, err := o.readHead()
 	if err == nil && head == "" && o.auditHead != "" {
@@ -29,16 +30,33 @@ func (o *options) verifyAudit(in io.Reader, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("-audit-head: %w", err)
 	}
-	if o.argument == "-" {
-		err = auditlog.Verify(out, o.auditAfter, head, in)
-	} else {
-		err = verify(out, o.auditAfter, head, o.argument)
+	logs := strings.Split(o.argument, ",")
+	var failed []string
+	for _, log := range logs {
+		if len(logs) > 1 {
+			fmt.Fprintf(out, "%s:\n", log)
+		}
+		if log == "-" {
+			err = auditlog.Verify(out, o.auditAfter, head, in)
+		} else {
+			err = verify(out, o.auditAfter, head, log)
+		}
+		if err != nil {
+			failed = append(failed, log)
+			err = fmt.Errorf("-verify-audit: %s", strings.TrimPrefix(err.Error(), "auditlog: "))
+			if len(logs) > 1 {
+				fmt.Fprintln(out, strings.TrimPrefix(err.Error(), "-verify-audit: "))
+			}
+			continue
+		}
+		fmt.Fprintln(out, "all records are as they were written")
 	}
-	if err != nil {
-		return fmt.Errorf("-verify-audit: %s", strings.TrimPrefix(err.Error(), "auditlog: "))
-	}
-	fmt.Fprintln(out, "all records are as they were written")
-	if head == "" {
+	switch {
+	case len(logs) > 1 && failed != nil:
+		return fmt.Errorf("-verify-audit: %d of %d logs: %s", len(failed), len(logs), strings.Join(failed, ", "))
+	case failed != nil:
+		return err
+	case head == "":
 		fmt.Fprintln(out, "whether lines after that were cut off shows only by a hash that is kept elsewhere: "+
 			"-audit-head names its file")
 	}

@@ -1,4 +1,4 @@
-package main
+package caprogram
 
 import (
 	"bytes"
@@ -105,7 +105,7 @@ func TestInstallObjects(t *testing.T) {
 		for _, m := range args {
 			flags = append(flags, m[1])
 		}
-		o := must.Get(parse(flags, env{}.get, io.Discard))(t, "the program takes what is printed")
+		o := must.Get(alone.parse(flags, env{}.get, io.Discard))(t, "the program takes what is printed")
 		assert.Equal(t, "mesh", o.mesh.ControlNamespace)
 		assert.Contains(t, objects[4], "kind: Role, name: linkerd-identity}\nsubjects: [{kind: ServiceAccount, name: linkerd-identity, namespace: mesh}]")
 	}
@@ -433,7 +433,7 @@ func TestRightsOfTheManifest(t *testing.T) {
 	t.Parallel()
 	manifest, err := shell(t, "", "-install", "kubernetes", "-with", "node-accounts=svidkit-node/workload-agent", "-with", "create=true")
 	require.NoError(t, err)
-	nodes := must.Get(os.ReadFile("../workload-agent/install.yaml"))(t)
+	nodes := must.Get(os.ReadFile("../../workload-agent/install.yaml"))(t)
 	var agent strings.Builder
 	require.NoError(t, (&program.Manifest{Text: string(nodes)}).Print(&agent))
 	rights := must.Get(kubetest.Rights(manifest + "\n---\n" + agent.String()))(t)
@@ -459,7 +459,7 @@ func TestRightsOfTheManifest(t *testing.T) {
 		}}
 	})
 	args, vars := deployment(t, manifest, api, t.TempDir())
-	s, _ := start(t, must.Get(parse(args, vars.get, io.Discard))(t).Config)
+	s, _ := start(t, must.Get(alone.parse(args, vars.get, io.Discard))(t).Config)
 
 	client := newClient(s.ca.Bundle(), nil)
 	defer client.CloseIdleConnections()
