@@ -47,10 +47,10 @@
 //
 // Without more the private keys are in the store, in the clear. With Config.Custody a [Custodian] makes and uses them,
 // such as an HSM, a TPM or a key management service, and the store has their names and public keys. Packages
-// caclient/vault (OpenBao), pki/pkcs11key and pki/tpmkey have custodians. While a custodian does not answer, nothing is
-// signed with its keys, and all else goes on: the authority reads and writes its store, publishes its bundle, and takes
-// the steps that have been decided. The authority verifies each signature before it leaves. A custodian's key is in the
-// record before it is made, and until it is destroyed, so that a crash leaves none that no record names; see
+// caclient/vault (OpenBao), pki/pkcs11key and pki/tpmkey have custodians. While a custodian does not answer, nothing
+// is signed with its keys, and all else goes on: the authority reads and writes its store, publishes its bundle, and
+// takes the steps that have been decided. The authority verifies each signature before it leaves. A custodian's key is
+// in the record before it is made, and until it is destroyed, so that a crash leaves none that no record names; see
 // [Authority.Orphans]. A [Sealer] encrypts the records of a store whose keys stay in it.
 //
 // # What it does not do

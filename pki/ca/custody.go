@@ -24,10 +24,10 @@ import (
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
 )
 
-// Custodian makes, keeps and uses private keys outside a [Store], such as in an HSM, a TPM or a key management service.
-// The CA names the keys: "svidkit-", an ID of the CA and a random part, with only lower-case letters, digits and
-// hyphens, at most 80 bytes. A custodian may also hold the keys of others. All methods must be safe for concurrent use
-// and return when ctx is done. No error may contain a secret.
+// Custodian makes, keeps and uses private keys outside a [Store], such as in an HSM, a TPM or a key management
+// service. The CA names the keys: "svidkit-", an ID of the CA and a random part, with only lower-case letters, digits
+// and hyphens, at most 80 bytes. A custodian may also hold the keys of others. All methods must be safe for concurrent
+// use and return when ctx is done. No error may contain a secret.
 type Custodian interface {
 	// NewKey makes a private key that signs, and that cannot be exported. The algorithm is "ecdsa-p256", "ecdsa-p384",
 	// "ecdsa-p521", "rsa-2048", "rsa-3072", "rsa-4096" or "ed25519"; an unknown one gives an error that wraps
@@ -90,8 +90,8 @@ type custodyError struct{ error }
 
 func (e *custodyError) Unwrap() error { return e.error }
 
-// keeper is what an authority does with its [Custody]. It is an interface, so that the linker leaves all of it out of a
-// program that has none.
+// keeper is what an authority does with its [Custody]. It is an interface, so that the linker leaves all of it out of
+// a program that has none.
 type keeper interface {
 	options() Custody
 	failure() error // of the last signature; nil if it worked
@@ -131,8 +131,8 @@ func (c *custody) failure() error {
 	return nil
 }
 
-// call runs f until ctx is done or patience has passed. An f that does not return then keeps its slot until it does, and
-// may still write to its variables, which the caller must not use after an error.
+// call runs f until ctx is done or patience has passed. An f that does not return then keeps its slot until it does,
+// and may still write to its variables, which the caller must not use after an error.
 func (c *custody) call(ctx context.Context, patience time.Duration, f func(context.Context) error) error {
 	waiting, cancel := context.WithTimeoutCause(ctx, patience,
 		fmt.Errorf("it has not answered for %v: %w", patience, context.DeadlineExceeded))
@@ -177,8 +177,8 @@ func (c *custody) find(ctx context.Context, name string, public crypto.PublicKey
 	return nil, err
 }
 
-// held is a private key at a custodian. It is looked for when it signs, so that a record can be read while the custodian
-// does not answer.
+// held is a private key at a custodian. It is looked for when it signs, so that a record can be read while the
+// custodian does not answer.
 type held struct {
 	redacted
 	*custody
@@ -253,8 +253,8 @@ func (a *Authority) Orphans(ctx context.Context) ([]string, error) {
 	return a.custody.orphans(ctx)
 }
 
-// makeKey makes a root, or a key for tokens with the algorithm alg. The record names the private key before it is made.
-// The caller does not hold the writing slot.
+// makeKey makes a root, or a key for tokens with the algorithm alg. The record names the private key before it is
+// made. The caller does not hold the writing slot.
 func (c *custody) makeKey(ctx context.Context, kind rotation.Kind, alg string) (rotation.Key, error) {
 	var name string
 	err := c.update(ctx, "", func(d *rotation.Document, now time.Time) error {

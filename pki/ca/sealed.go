@@ -17,8 +17,8 @@ import (
 // sealedName is the item of a sealed record in the place of stateName and caKeyName.
 const sealedName = "svidkit-sealed.json"
 
-// sealedState is a state encrypted with a key of its own, which a [Sealer] has sealed. What is readable is authenticated
-// with both, so that no part of a record fits another one, or another version of it.
+// sealedState is a state encrypted with a key of its own, which a [Sealer] has sealed. What is readable is
+// authenticated with both, so that no part of a record fits another one, or another version of it.
 type sealedState struct {
 	sealedHead
 	Key   []byte `json:"key"`   // of AES-256-GCM, sealed

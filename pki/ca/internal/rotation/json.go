@@ -130,9 +130,9 @@ func (k *Key) encode() (j keyJSON, err error) {
 	return j, err
 }
 
-// Parse reads a document. The result is fit to use: exactly one root signs, or there are no roots; a key that may
-// sign has its own private key, and other keys have none. A private key at a custodian is what find returns, which may be nil
-// if there is none.
+// Parse reads a document. The result is fit to use: exactly one root signs, or there are no roots; a key that may sign
+// has its own private key, and other keys have none. A private key at a custodian is what find returns, which may be
+// nil if there is none.
 func Parse(b []byte, td spiffe.TrustDomain,
 	find func(name string, public crypto.PublicKey) crypto.Signer) (*Document, error) {
 	dec := json.NewDecoder(bytes.NewReader(b))
