@@ -271,7 +271,7 @@ func (cfg Config) withDefaults() (Config, error) {
 	if cfg.JWT != nil {
 		jwt, err := cfg.JWT.withDefaults(r.Propagation)
 		if err != nil {
-			return cfg, fmt.Errorf("JWT: %w", err)
+			return cfg, err
 		}
 		cfg.JWT = &jwt
 	}

@@ -55,23 +55,23 @@ func (c JWTConfig) withDefaults(propagation time.Duration) (JWTConfig, error) {
 	}
 	switch {
 	case c.KeyTTL < 0 || c.DefaultTTL < 0 || c.MaxTTL < 0 || c.Propagation < 0:
-		return c, fmt.Errorf("KeyTTL %v, Propagation %v, DefaultTTL %v or MaxTTL %v is negative", c.KeyTTL,
+		return c, fmt.Errorf("JWT: KeyTTL %v, Propagation %v, DefaultTTL %v or MaxTTL %v is negative", c.KeyTTL,
 			c.Propagation, c.DefaultTTL, c.MaxTTL)
 	case c.DefaultTTL < minTTL || c.MaxTTL < minTTL:
-		return c, fmt.Errorf("DefaultTTL is %v and MaxTTL %v, but tokens carry whole seconds", c.DefaultTTL, c.MaxTTL)
+		return c, fmt.Errorf("JWT: DefaultTTL is %v and MaxTTL %v, but tokens carry whole seconds", c.DefaultTTL, c.MaxTTL)
 	case c.DefaultTTL > c.MaxTTL:
-		return c, fmt.Errorf("DefaultTTL %v is more than MaxTTL %v", c.DefaultTTL, c.MaxTTL)
+		return c, fmt.Errorf("JWT: DefaultTTL %v is more than MaxTTL %v", c.DefaultTTL, c.MaxTTL)
 	case max(c.Propagation, propagation) >= c.KeyTTL/2:
-		return c, fmt.Errorf("Propagation %v does not fit into half of KeyTTL %v",
+		return c, fmt.Errorf("JWT: Propagation %v does not fit into half of KeyTTL %v",
 			max(c.Propagation, propagation), c.KeyTTL)
 	case !slices.Contains(jwtAlgorithms, c.Algorithm):
-		return c, fmt.Errorf("the algorithm %.64q is none of %v", c.Algorithm, jwtAlgorithms)
+		return c, fmt.Errorf("JWT: the algorithm %.64q is none of %v", c.Algorithm, jwtAlgorithms)
 	case c.Issuer != "" && !slices.Contains([]string{"ES256", "ES384", "ES512", "RS256"}, c.Algorithm):
-		return c, fmt.Errorf("the algorithm is %s; with an Issuer it is ES256, ES384, ES512 or RS256, as its key set "+
-			"names no other", c.Algorithm)
+		return c, fmt.Errorf("JWT: the algorithm is %s; with an Issuer it is ES256, ES384, ES512 or RS256, as its key "+
+			"set names no other", c.Algorithm)
 	case c.Issuer != "":
 		if err := jws.CheckIssuer(c.Issuer); err != nil {
-			return c, fmt.Errorf("Issuer: %w", err)
+			return c, fmt.Errorf("JWT: Issuer: %w", err)
 		}
 	}
 	c.Propagation = max(c.Propagation, propagation)
