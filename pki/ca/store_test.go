@@ -10,12 +10,14 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/caclient/caclienttest/storetest"
+	"github.com/svidkit/svidkit/internal/test/bubble"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -292,4 +294,38 @@ func TestDirStoreLock(t *testing.T) {
 	unlock()
 	_, err = d.Save(t.Context(), ca.NewRecord("", map[string][]byte{}))
 	require.ErrorIs(t, err, ca.ErrConflict)
+}
+
+// announcing is a store whose Watch hands its function to the test.
+type announcing struct {
+	ca.Store
+	changed chan func()
+}
+
+func (s *announcing) Watch(ctx context.Context, changed func()) {
+	s.changed <- changed
+	<-ctx.Done()
+}
+
+// Run reads each change that the store announces at once, and not only every 30 seconds.
+func TestRunReadsAnnouncedChanges(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		store := &announcing{ca.NewMemoryStore(), make(chan func(), 1)}
+		a, other := open(t, store), open(t, store.Store)
+		stop := run(t, a)
+		defer stop()
+		changed := <-store.changed
+		for n := 2; n <= 5; n++ {
+			if n%2 == 0 {
+				must.Get(other.Rotate(t.Context()))(t)
+			} else { // takes the root that does not sign yet away
+				must.Get(other.Revoke(t.Context(), other.Roots()[1].ID, false))(t)
+			}
+			synctest.Wait()
+			require.NotEqual(t, serials(other), serials(a), "not yet announced")
+			changed()
+			synctest.Wait()
+			require.Equal(t, serials(other), serials(a), "change %d", n)
+		}
+	})
 }
