@@ -78,7 +78,7 @@ func (a *Authority) read(ctx context.Context, r Record, now time.Time) (*rotatio
 func (a *Authority) stateOf(ctx context.Context, r Record) (state []byte, otherForm bool, err error) {
 	state = r.Data()[stateName]
 	b, sealed := r.Data()[sealedName]
-	otherForm = sealed != (a.custodyOptions().Seal != nil)
+	otherForm = sealed != a.seals
 	switch {
 	case !sealed:
 		return state, otherForm, nil

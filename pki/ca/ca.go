@@ -303,7 +303,10 @@ type Authority struct {
 	store Store         // nil for an authority in memory
 	files *pluggedFiles // nil if the authority makes its own roots
 
-	custody keeper // nil for none
+	custody keeper                       // nil for none
+	holds   bool                         // its custodian makes the next keys
+	seals   bool                         // it seals the records
+	failed  atomic.Pointer[custodyError] // of the last signature at a custodian; nil if it worked
 
 	state   atomic.Pointer[state] // replaced under mu, read without it
 	writing chan struct{}         // one slot, for the caller that reads and writes the store
@@ -440,17 +443,9 @@ func (a *Authority) kinds() (all []rotation.Kind) {
 	return all
 }
 
-// custodyOptions returns where the private keys are.
-func (a *Authority) custodyOptions() (c Custody) {
-	if a.custody != nil {
-		c = a.custody.options()
-	}
-	return c
-}
-
 // makeKey makes a root, or a key for tokens with the algorithm alg. The caller does not hold the writing slot.
 func (a *Authority) makeKey(ctx context.Context, kind rotation.Kind, alg string) (rotation.Key, error) {
-	if a.custodyOptions().Keys != nil {
+	if a.holds {
 		return a.custody.makeKey(ctx, kind, alg)
 	}
 	return a.newKey(kind, alg)

@@ -15,7 +15,6 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/redact"
@@ -91,10 +90,8 @@ type custodyError struct{ error }
 func (e *custodyError) Unwrap() error { return e.error }
 
 // keeper is what an authority does with its [Custody]. It is an interface, so that the linker leaves all of it out of
-// a program that has none.
+// a program that has none. For that, no type that an Authority holds may name Custody.
 type keeper interface {
-	options() Custody
-	failure() error // of the last signature; nil if it worked
 	call(ctx context.Context, patience time.Duration, f func(context.Context) error) error
 	key(name string, public crypto.PublicKey) crypto.Signer
 	makeKey(ctx context.Context, kind rotation.Kind, alg string) (rotation.Key, error)
@@ -110,25 +107,16 @@ type keeper interface {
 type custody struct {
 	*Authority
 	Custody
-	all    []Custodian                  // that may have a key
-	calls  chan struct{}                // a slot for each call under way
-	found  sync.Map                     // private keys by name
-	failed atomic.Pointer[custodyError] // of the last signature; nil if it worked
+	all   []Custodian   // that may have a key
+	calls chan struct{} // a slot for each call under way
+	found sync.Map      // private keys by name
 }
 
 func (c Custody) keeper(a *Authority) keeper {
 	all := slices.Concat([]Custodian{c.Keys}, c.Former)
 	all = slices.DeleteFunc(all, func(from Custodian) bool { return from == nil })
+	a.holds, a.seals = c.Keys != nil, c.Seal != nil
 	return &custody{Authority: a, Custody: c, all: all, calls: make(chan struct{}, maxCalls)}
-}
-
-func (c *custody) options() Custody { return c.Custody }
-
-func (c *custody) failure() error {
-	if err := c.failed.Load(); err != nil {
-		return err
-	}
-	return nil
 }
 
 // call runs f until ctx is done or patience has passed. An f that does not return then keeps its slot until it does,

@@ -39,8 +39,8 @@ func (a *Authority) Health() Health {
 	}
 	key := s.active()
 	_, h.Until = s.validity()
-	if a.custody != nil && key.Name != "" && a.custody.failure() != nil {
-		h.Keys = fmt.Errorf("ca: the custodian of the keys of %s: %w", a.cfg.TrustDomain, a.custody.failure())
+	if failed := a.failed.Load(); failed != nil && key.Name != "" {
+		h.Keys = fmt.Errorf("ca: the custodian of the keys of %s: %w", a.cfg.TrustDomain, failed)
 	}
 	recordable := cmp.Or(h.Audit, h.Keys)
 	h.Audit = cmp.Or(h.Audit, a.unrecorded())

@@ -295,7 +295,7 @@ func (a *Authority) inMemory(read time.Time) based {
 
 // first returns the keys of a new CA, of which the store has d as version, if that is not empty.
 func (a *Authority) first(ctx context.Context, d *rotation.Document, version string, now time.Time) (based, error) {
-	if a.custodyOptions().Keys != nil {
+	if a.holds {
 		return a.custody.begin(ctx, d, version, now)
 	}
 	if a.fresh == nil { // once: retries use the same CA, as an earlier save may have landed
@@ -328,7 +328,7 @@ func (a *Authority) withRequiredKeys(d *rotation.Document, now time.Time) (*rota
 	if a.cfg.JWT != nil {
 		edited = next.Raise(rotation.Token, a.cfg.terms(rotation.Token)) || edited
 		if next.In(rotation.Token, rotation.Active) == nil && next.MayPrepare(rotation.Token, true) == nil &&
-			a.custodyOptions().Keys == nil { // otherwise Run makes it
+			!a.holds { // otherwise Run makes it
 			// The first token key of a CA whose bundle verifiers may already have.
 			fresh, err := a.newKey(rotation.Token, a.cfg.JWT.Algorithm)
 			if err != nil {
