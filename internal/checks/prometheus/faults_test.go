@@ -29,6 +29,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
+	"github.com/svidkit/svidkit/internal/test/custodian"
 	"github.com/svidkit/svidkit/internal/test/faulty"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
 	"github.com/svidkit/svidkit/internal/test/memconn"
@@ -349,6 +350,25 @@ func TestAuditFailing(t *testing.T) {
 		w.audit.away.Store(false)
 		w.lasts(5)
 		w.expect(map[string]window{"SvidkitAuditFailing": minutes(8, 8.5), "SvidkitNotReady": minutes(7, 7.5)})
+	})
+}
+
+// TestCustodianAway: the custodian of the CA's keys does not sign.
+func TestCustodianAway(t *testing.T) {
+	keys, away := custodian.New(), new(atomic.Bool)
+	keys.Fault = func(context.Context, string, string) error {
+		if away.Load() {
+			return errors.New("sealed")
+		}
+		return nil
+	}
+	within(t, func(c *ca.Config) { c.Custody = ca.Custody{Keys: keys} }, func(w *world) {
+		w.lasts(5)
+		away.Store(true)
+		w.lasts(5) // less than a third of a life
+		away.Store(false)
+		w.lasts(5)
+		w.expect(map[string]window{"SvidkitCustodianAway": minutes(8, 9), "SvidkitNotReady": minutes(7, 8)})
 	})
 }
 
