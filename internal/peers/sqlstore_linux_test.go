@@ -222,9 +222,9 @@ func (p *sqlPlace) place(t *testing.T) storetest.Place {
 	p.n++
 	p.options.Name = fmt.Sprint("case-", p.n)
 	p.wire.cutNext(nil)
-	moved := func() {
+	moved := func() { // waits for a failover that is under way
 		p.moving.Lock()
-		p.moving.Unlock()
+		defer p.moving.Unlock()
 	}
 	t.Cleanup(moved)
 	place := storetest.Place{
