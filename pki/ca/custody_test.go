@@ -446,6 +446,30 @@ func TestRestartedCustodian(t *testing.T) {
 	sign(t, a, newCSR(t), time.Minute)
 }
 
+// A key that does not sign is revoked without its custodian, which could not make a successor.
+func TestRevokeWithoutCustodian(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, away := custodian.New(), new(atomic.Bool)
+		keys.Fault = func(ctx context.Context, _, _ string) error {
+			if away.Load() {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}
+		a := open(t, ca.NewMemoryStore(), heldBy(keys))
+		old := a.Signer()
+		next := must.Get(a.Rotate(t.Context()))(t)
+		time.Sleep(time.Until(next.Activates))
+		away.Store(true)
+		start := time.Now()
+		must.Get(a.Revoke(t.Context(), old, true))(t)
+		assert.Zero(t, time.Since(start))
+		assert.Equal(t, []string{next.ID}, serials(a))
+		_, err := a.Revoke(t.Context(), next.ID, true)
+		require.ErrorIs(t, err, context.DeadlineExceeded, "one that signs needs a successor")
+	})
+}
+
 // At most 64 calls wait for a custodian that hangs; further requests fail in time, and so does nothing else.
 func TestHangingCustodianIsBounded(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {

@@ -242,7 +242,9 @@ func revoked(k, made *rotation.Key) string {
 
 // newSuccessor makes a key that can replace k, if it signs and nothing is to replace it yet.
 func (a *Authority) newSuccessor(ctx context.Context, k *rotation.Key) (fresh rotation.Key, err error) {
-	if s := a.current(); s.In(k.Kind(), rotation.Distributing) != nil {
+	s := a.current()
+	active := s.In(k.Kind(), rotation.Active)
+	if active == nil || !active.SameKey(k) || s.In(k.Kind(), rotation.Distributing) != nil {
 		return fresh, errors.New("the keys have changed meanwhile; try again")
 	}
 	fresh, err = a.makeKey(ctx, k.Kind(), cmp.Or(a.alg(k.Kind()), k.Algorithm))

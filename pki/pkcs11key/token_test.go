@@ -367,7 +367,7 @@ func TestHang(t *testing.T) {
 	require.Eventually(t, func() bool { return must.Err(signed(key)) == nil }, 20*time.Second, 5*time.Millisecond)
 	require.Eventually(t, func() bool { return k.hanging.Load() == 0 }, 20*time.Second, 5*time.Millisecond)
 
-	// A key that nobody waits for is not made, or not kept.
+	// A key whose caller has left is not made, or not kept.
 	other := newName()
 	f.set(fmt.Sprintf("%d hang 0 0", generateKeyPair))
 	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)

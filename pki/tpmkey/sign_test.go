@@ -107,7 +107,7 @@ func TestRestart(t *testing.T) {
 		require.NoError(t, sign(workload))
 		require.NoError(t, sign(authority))
 		c.stop()
-		if round > 0 { // or nobody listens there
+		if round > 0 { // or no server listens there
 			require.NoError(t, os.Remove(c.socket))
 		}
 		err := sign(workload)
@@ -268,7 +268,7 @@ func (r *replay) Close() error {
 	return nil
 }
 
-// A TPM that hangs holds nobody up for more than ten seconds, and gets a new connection after two minutes.
+// A TPM that hangs holds up no caller for more than ten seconds, and gets a new connection after two minutes.
 func TestHung(t *testing.T) {
 	t.Parallel()
 	c := newChip(t)

@@ -82,7 +82,7 @@ const useTime, makeTime = 10 * time.Second, 2 * time.Minute
 // TPM is a TPM 2.0; [Open] or [New] makes one. It is safe for concurrent use, and does one thing at a time. It
 // connects again when the connection is lost.
 type TPM struct {
-	slot    chan struct{} // of one; whoever is in it has the fields below
+	slot    chan struct{} // of one; the call in it has the fields below
 	dial    func() (transport.TPMCloser, error)
 	conn    transport.TPMCloser // nil if there is none
 	storage key                 // the parent of all keys

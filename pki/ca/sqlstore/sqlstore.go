@@ -313,7 +313,7 @@ func (s *store) listen(ctx context.Context, changed func()) {
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		err := s.options.Listen(ctx, changed)
 		if ctx.Err() == nil {
-			s.options.Logger.LogAttrs(ctx, slog.LevelWarn, "no notices of the database for now, only polling",
+			s.options.Logger.LogAttrs(ctx, slog.LevelWarn, "the database gives no notices, and is only polled",
 				slog.Any("err", err), slog.Duration("retry_in", wait))
 		}
 		if renew.Sleep(ctx, wait/2+rand.N(wait)) != nil {

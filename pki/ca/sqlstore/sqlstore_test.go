@@ -311,7 +311,7 @@ func TestWatch(t *testing.T) {
 			assert.True(t, wait > first/4 && wait <= 90*time.Second, "%v after %v", wait, first)
 		}
 		assert.Greater(t, listens[11].Sub(listens[10]), 29*time.Second)
-		assert.Contains(t, log.String(), `msg="no notices of the database for now, only polling" err="not yet" retry_in=1s`)
+		assert.Contains(t, log.String(), `msg="the database gives no notices, and is only polled" err="not yet" retry_in=1s`)
 		stop()
 		<-ended
 		require.NoError(t, db.Close())

@@ -35,7 +35,7 @@ func Diff(before, after *Document, now time.Time) (all []Event) {
 func diff(before, after *Document, kind Kind, now time.Time) (all []Event) {
 	add := func(what string, k Key, successor string) { all = append(all, Event{what, now, k, successor}) }
 	active, was := after.In(kind, Active), before.In(kind, Active)
-	renewed := active != nil && was != nil && active.ID != was.ID && active.sameKey(was)
+	renewed := active != nil && was != nil && active.ID != was.ID && active.SameKey(was)
 	for _, old := range before.Keys[kind] {
 		switch k := after.Find(old.ID); {
 		case k == nil && !(renewed && old.ID == was.ID):

@@ -146,7 +146,7 @@ func (d *Document) twins(id string) (all []*Key) {
 		return nil
 	}
 	for i := range d.Keys[of.Kind()] {
-		if k := &d.Keys[of.Kind()][i]; k.sameKey(of) {
+		if k := &d.Keys[of.Kind()][i]; k.SameKey(of) {
 			all = append(all, k)
 		}
 	}
@@ -165,7 +165,7 @@ func (d *Document) Revoke(id string, successor func() (Key, error), now time.Tim
 		return nil, nil
 	}
 	gone, kind, after := *found, found.Kind(), (*Key)(nil)
-	if active := d.In(kind, Active); active != nil && active.sameKey(&gone) {
+	if active := d.In(kind, Active); active != nil && active.SameKey(&gone) {
 		if successor == nil {
 			return nil, fmt.Errorf("%v %s: %w", kind, active.ID, ErrActive)
 		}
@@ -182,7 +182,7 @@ func (d *Document) Revoke(id string, successor func() (Key, error), now time.Tim
 		next.Phase, next.Activates, next.Terms = Active, now, next.Terms.Raise(terms)
 		after = new(*next)
 	}
-	d.Keys[kind] = slices.DeleteFunc(d.Keys[kind], func(k Key) bool { return k.sameKey(&gone) })
+	d.Keys[kind] = slices.DeleteFunc(d.Keys[kind], func(k Key) bool { return k.SameKey(&gone) })
 	return after, nil
 }
 
@@ -250,7 +250,7 @@ func (d *Document) Untainted() spiffe.BundleContents {
 	clean := new(Document)
 	for kind, keys := range d.Keys {
 		for _, k := range keys {
-			if !slices.ContainsFunc(keys, func(bad Key) bool { return bad.Tainted && bad.sameKey(&k) }) {
+			if !slices.ContainsFunc(keys, func(bad Key) bool { return bad.Tainted && bad.SameKey(&k) }) {
 				clean.Keys[kind] = append(clean.Keys[kind], k)
 			}
 		}
@@ -324,7 +324,7 @@ func (k *Key) taint(grace time.Duration, now time.Time) {
 
 // taintLike taints k if another certificate of the same private key is tainted in d.
 func (d *Document) taintLike(k *Key, now time.Time) {
-	bad := slices.IndexFunc(d.Keys[k.Kind()], func(bad Key) bool { return bad.Tainted && bad.sameKey(k) })
+	bad := slices.IndexFunc(d.Keys[k.Kind()], func(bad Key) bool { return bad.Tainted && bad.SameKey(k) })
 	if bad >= 0 && !k.Tainted {
 		k.taint(d.Keys[k.Kind()][bad].TaintGrace, now)
 	}

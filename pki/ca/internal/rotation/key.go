@@ -107,8 +107,8 @@ func (k *Key) Kind() Kind {
 	return Root
 }
 
-// sameKey reports whether k and o have the same private key.
-func (k *Key) sameKey(o *Key) bool {
+// SameKey reports whether k and o have the same private key.
+func (k *Key) SameKey(o *Key) bool {
 	if k.ID == o.ID {
 		return true
 	}
