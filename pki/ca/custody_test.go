@@ -349,7 +349,11 @@ func TestCustodianAway(t *testing.T) {
 
 			// A taint reaches the other replica although there can be no successor.
 			bad := a.Signer()
-			require.NoError(t, a.Taint(t.Context(), bad))
+			tainted := make(chan error, 1)
+			go func() { tainted <- a.Taint(t.Context(), bad) }()
+			time.Sleep(time.Second)
+			assert.Empty(t, slices.Collect(a.CallerBundle().X509Authorities()), "it does not wait")
+			require.NoError(t, <-tainted)
 			for range 40 { // in which both try to make a successor
 				time.Sleep(5 * time.Second)
 				assert.Less(t, time.Since(b.Status().Synced), 35*time.Second, "the store is read")

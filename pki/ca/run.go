@@ -131,7 +131,8 @@ func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 // tainted key stays in the bundle for at most half of DefaultTTL plus Backdate, in which every workload that renews
 // at half of the default lifetime has renewed. A distributing key leaves the bundle at once, and another is prepared
 // in its place. A retiring or trusted key leaves after the same time at the latest. The successor of a JWT key comes
-// from a replica that signs JWT-SVIDs, once it has read the store.
+// from a replica that signs JWT-SVIDs, once it has read the store. With a [Custodian] the successor comes in a write of
+// its own, after the taint; if it cannot be made now, Taint logs that and [Authority.Run] tries again.
 //
 // When Taint returns, the key is missing from [Authority.CallerBundle]. Taint also marks roots with the same private
 // key. Tainting a key twice changes nothing. The error wraps [ErrUnknownKey] or the error of the store, or says that
@@ -147,10 +148,9 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	// Run, in a replica that signs tokens, prepares the successor of a JWT key.
 	prepares := (kind == rotation.Root || a.cfg.JWT != nil) && a.current().NeedsSuccessor(id)
 	var successor rotation.Key
-	if prepares {
-		if successor, err = a.makeKey(ctx, kind, a.alg(kind)); err != nil {
-			// Run tries again. That nothing that the key signs is proof any more must not wait for a custodian.
-			a.cfg.Logger.LogAttrs(ctx, slog.LevelError, "no successor yet of a tainted key", slog.Any("err", err))
+	if prepares && !a.holds {
+		if successor, err = a.newKey(kind, a.alg(kind)); err != nil {
+			return a.opError(op, err)
 		}
 	}
 	err = a.update(ctx, asked, func(d *rotation.Document, now time.Time) error {
@@ -165,6 +165,12 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	})
 	if err != nil {
 		return a.opError(op, err)
+	}
+	if prepares && a.holds { // afterwards, as the taint must not wait for a custodian
+		if _, err := a.rotate(ctx, asked, "replace", kind); err != nil && !errors.Is(err, ErrRotating) {
+			a.cfg.Logger.LogAttrs(ctx, slog.LevelError, "a tainted key has no successor yet",
+				slog.Any("err", err))
+		}
 	}
 	return nil
 }
