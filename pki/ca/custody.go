@@ -367,7 +367,7 @@ func (c *custody) orphans(ctx context.Context) ([]string, error) {
 func (c *custody) keep(ctx context.Context) {
 	for n := 0; renew.Sleep(ctx, keepInterval) == nil; n++ {
 		s := c.current()
-		if k := s.active(); k.Name != "" && (c.failed.Load() != nil || n%30 == 0) {
+		if k := s.active(); k.Name != "" && (c.failed.Load() != nil || n%6 == 0) {
 			_ = c.probe(ctx, k.Secret()) // for Health
 		}
 		for _, l := range s.Loose {

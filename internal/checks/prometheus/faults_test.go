@@ -368,7 +368,7 @@ func TestCustodianAway(t *testing.T) {
 		w.lasts(5) // less than a third of a life
 		away.Store(false)
 		w.lasts(5)
-		w.expect(map[string]window{"SvidkitCustodianAway": minutes(8, 9), "SvidkitNotReady": minutes(7, 8)})
+		w.expect(map[string]window{"SvidkitCustodianAway": minutes(8, 9.5), "SvidkitNotReady": minutes(7, 8.5)})
 	})
 }
 
