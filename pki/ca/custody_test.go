@@ -768,3 +768,243 @@ func TestSealed(t *testing.T) {
 	assert.Equal(t, root, open(t, store, withJWT).Signer(), "it is in the clear")
 	assert.Contains(t, load(t, store).Data(), "ca-key.pem")
 }
+
+// hanging has signatures with keys wait until the result is closed, from when on is set.
+func hanging(t testing.TB, keys *custodian.Custodian, on *atomic.Bool) {
+	release := make(chan struct{})
+	keys.Fault = func(_ context.Context, op, _ string) error {
+		if on.Load() && op == "sign" {
+			<-release
+		}
+		return nil
+	}
+	t.Cleanup(func() { close(release) })
+}
+
+// Signatures that never return stop those with their keys, and nothing at another custodian: the store is unsealed and
+// sealed, and a stolen root gets a successor, which signs.
+func TestHangingSignatures(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, other, store, hangs := custodian.New(), custodian.New(), ca.NewMemoryStore(), new(atomic.Bool)
+		hanging(t, keys, hangs)
+		sealed := custody(func(o *ca.Custody) { o.Seal = other })
+		a := open(t, store, heldBy(keys), sealed)
+		b := open(t, store, heldBy(other, keys), sealed)
+		run(t, a)
+		run(t, b)
+		hangs.Store(true)
+		var wg sync.WaitGroup
+		csr := newCSR(t)
+		for _, each := range []*ca.Authority{a, b} {
+			for range 70 {
+				wg.Go(func() {
+					_, err := each.Sign(t.Context(), ca.Request{CSR: csr, ID: web})
+					assert.ErrorIs(t, err, spiffe.ErrNotReady)
+				})
+			}
+		}
+		wg.Wait()
+		must.Get(b.Revoke(t.Context(), b.Signer(), true))(t)
+		leaf := sign(t, b, csr, time.Minute)
+		require.NoError(t, b.Health().Signing)
+		time.Sleep(31 * time.Second)
+		require.NoError(t, a.Health().Store)
+		require.NoError(t, verify(a.Bundle(), leaf, time.Now()))
+	})
+}
+
+// A start waits once for a custodian that hangs, not for each of its keys.
+func TestHangingAtTheStart(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store, hangs := custodian.New(), ca.NewMemoryStore(), new(atomic.Bool)
+		hanging(t, keys, hangs)
+		a := open(t, store, withJWT, heldBy(keys))
+		must.Get(a.Rotate(t.Context()))(t)
+		hangs.Store(true)
+		start := time.Now()
+		b := open(t, store, withJWT, heldBy(keys))
+		assert.LessOrEqual(t, time.Since(start), 15*time.Second)
+		require.Error(t, b.Health().Signing)
+	})
+}
+
+// A custodian that hangs when it is asked for a key does not hide one that has it.
+func TestHangingBesideFormer(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		first, second, store := custodian.New(), custodian.New(), ca.NewMemoryStore()
+		open(t, store, heldBy(first))
+		second.Fault = func(ctx context.Context, _, _ string) error { <-ctx.Done(); return ctx.Err() }
+		a := open(t, store, heldBy(second, first))
+		sign(t, a, newCSR(t), time.Minute)
+		require.NoError(t, a.Health().Signing)
+	})
+}
+
+// Health tells the keys apart: certificates are signed while the custodian of the key for tokens is away, and the other
+// way round, and nothing but a signature is a reason not to be ready.
+func TestHealthOfEachKey(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		bad := new(atomic.Value)
+		bad.Store("")
+		keys.Fault = func(ctx context.Context, op, name string) error {
+			switch {
+			case op+name == "sign"+bad.Load().(string):
+				return errors.New("connection refused")
+			case op == bad.Load():
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}
+		a := open(t, store, withJWT, heldBy(keys))
+		run(t, a)
+		csr, token := newCSR(t), ca.JWTRequest{ID: web, Audience: []string{"x"}}
+		root, jwt := a.Status().Roots[0].Custody, a.Status().JWTKeys[0].Custody
+
+		bad.Store(jwt)
+		_, err := a.SignJWT(t.Context(), token)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.NoError(t, a.Health().Signing)
+		require.Error(t, a.Health().Keys)
+		sign(t, a, csr, time.Minute)
+		require.Error(t, a.Health().Keys, "another key has signed")
+
+		bad.Store(root)
+		_, err = a.Sign(t.Context(), ca.Request{CSR: csr, ID: web})
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		must.Get(a.SignJWT(t.Context(), token))(t)
+		require.Error(t, a.Health().Signing, "another key has signed")
+
+		bad.Store("keys")
+		time.Sleep(11 * time.Second)
+		require.NoError(t, a.Health().Keys, "it is asked again")
+		_, err = a.Orphans(t.Context())
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, a.Health().Signing)
+		bad.Store("new")
+		_, err = a.Rotate(t.Context())
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, a.Health().Signing)
+	})
+}
+
+// An older record was restored, and a replica that has not read it yet would destroy the key that it needs.
+func TestNotDestroyedAfterRestore(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		a := open(t, store, heldBy(keys))
+		run(t, a)
+		old := load(t, store).Data()
+		next := must.Get(a.Rotate(t.Context()))(t)
+		time.Sleep(time.Until(next.Activates) + 30*time.Second)
+		require.Equal(t, next.ID, a.Signer())
+		require.Len(t, stateOf(t, store).Loose, 1, "the key is to be destroyed")
+		must.Get(store.Save(t.Context(), ca.NewRecord(load(t, store).Version, old)))(t)
+		time.Sleep(time.Hour)
+		b := open(t, store, heldBy(keys))
+		require.Error(t, a.Health().Store)
+		assert.NotEqual(t, next.ID, b.Signer())
+		sign(t, b, newCSR(t), time.Minute)
+	})
+}
+
+// A process that names no custodian of keys leaves to others what is to be destroyed.
+func TestLeavesToOthers(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		stop := run(t, open(t, store, heldBy(keys)))
+		stop()
+		a := open(t, store, heldBy(nil, keys))
+		must.Get(a.Revoke(t.Context(), a.Signer(), true))(t)
+		require.Len(t, a.Status().Loose, 1)
+		b := open(t, store, custody(func(o *ca.Custody) { o.Seal = custodian.New() }))
+		run(t, b)
+		time.Sleep(3 * time.Hour)
+		assert.Len(t, b.Status().Loose, 1)
+		assert.Len(t, keys.Names(), 1)
+	})
+}
+
+// A failed attempt has left a key with the same name at a custodian that is named first.
+func TestTwoKeysWithOneName(t *testing.T) {
+	t.Parallel()
+	first, second, store := custodian.New(), custodian.New(), ca.NewMemoryStore()
+	open(t, store, heldBy(first))
+	for _, name := range first.Names() {
+		second.Put(name, must.Get(pki.NewKey(""))(t))
+	}
+	sign(t, open(t, store, heldBy(second, first)), newCSR(t), time.Minute)
+}
+
+// The custodian has lost a key, and does not list its keys: the record may be good or old.
+func TestLostKeyWithoutList(t *testing.T) {
+	t.Parallel()
+	keys, store := custodian.New(), ca.NewMemoryStore()
+	open(t, store, heldBy(keys))
+	require.NoError(t, keys.Destroy(t.Context(), keys.Names()[0]))
+	keys.Fault = func(_ context.Context, op, _ string) error {
+		if op == "keys" {
+			return errors.New("permission denied")
+		}
+		return nil
+	}
+	a := open(t, store, heldBy(keys))
+	must.Get(a.Revoke(t.Context(), a.Signer(), true))(t)
+	sign(t, a, newCSR(t), time.Minute)
+}
+
+// A plugged-in CA that began without tokens starts while the first key for them waits for its custodian.
+func TestPluggedInWithoutItsCustodian(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		files := newFolder(newOffline(t).files(t, 1000*time.Hour))
+		load := func(edit ...func(*ca.Config)) *ca.Authority {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+			defer cancel()
+			return must.Get(tryLoadCA(ctx, files, store, edit...))(t)
+		}
+		load()
+		away := new(atomic.Bool)
+		away.Store(true)
+		keys.Fault = func(context.Context, string, string) error {
+			if away.Load() {
+				return errors.New("connection refused")
+			}
+			return nil
+		}
+		run(t, load(withJWT, heldBy(keys)))()
+		stop := run(t, load(withJWT, heldBy(keys)))
+		time.Sleep(time.Minute)
+		stop()
+		a := load(withJWT, heldBy(keys))
+		away.Store(false)
+		run(t, a)
+		time.Sleep(time.Hour)
+		must.Get(a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"x"}}))(t)
+		away.Store(true)
+		time.Sleep(2 * time.Minute)
+		require.NoError(t, a.Health().Signing)
+		require.Error(t, a.Health().Keys)
+	})
+}
+
+// Of two replicas that begin a CA at the same time one has made it.
+func TestCreatedOnce(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		audited := func(r *keyAuditor) func(*ca.Config) { return func(c *ca.Config) { c.Auditor = r } }
+		var first, second keyAuditor
+		keys.Fault = func(_ context.Context, op, _ string) error {
+			if op == "new" {
+				keys.Fault = nil
+				run(t, open(t, store, heldBy(keys), audited(&second)))
+			}
+			return nil
+		}
+		a := open(t, store, heldBy(keys), audited(&first))
+		run(t, a)
+		synctest.Wait()
+		assert.Equal(t, []string{"created root"}, second.take())
+		assert.Equal(t, []string{"loaded root"}, first.take())
+	})
+}

@@ -39,10 +39,9 @@ func (a *Authority) Health() Health {
 	}
 	key := s.active()
 	_, h.Until = s.validity()
-	if failed := a.failed.Load(); failed != nil && key.Name != "" {
-		h.Keys = fmt.Errorf("ca: the custodian of the keys of %s: %w", a.cfg.TrustDomain, failed)
-	}
-	recordable := cmp.Or(h.Audit, h.Keys)
+	rootKey := a.keyError(s, rotation.Root)
+	h.Keys = cmp.Or(rootKey, a.keyError(s, rotation.Token))
+	recordable := cmp.Or(h.Audit, rootKey)
 	h.Audit = cmp.Or(h.Audit, a.unrecorded())
 	h.Root = a.rootError(s, h.Until, now)
 	a.mu.Lock()
@@ -53,6 +52,16 @@ func (a *Authority) Health() Health {
 	a.mu.Unlock()
 	h.Signing = cmp.Or(h.Signing, recordable)
 	return h
+}
+
+// keyError returns why the custodian of the active key of a kind does not sign with it.
+func (a *Authority) keyError(s *state, kind rotation.Kind) error {
+	if k := s.In(kind, rotation.Active); k != nil {
+		if failed, ok := a.failed.Load(k.Name); ok {
+			return fmt.Errorf("ca: the custodian of the keys of %s: %w", a.cfg.TrustDomain, failed.(error))
+		}
+	}
+	return nil
 }
 
 // auditError returns why records cannot be made.

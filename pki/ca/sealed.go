@@ -55,7 +55,7 @@ func (c *custody) seal(ctx context.Context, d *rotation.Document, data map[strin
 	}
 	key, sealed := make([]byte, 32), []byte(nil)
 	_, _ = rand.Read(key) // it does not fail
-	err := c.call(ctx, signPatience, func(ctx context.Context) (err error) {
+	err := c.call(ctx, "", signPatience, func(ctx context.Context) (err error) {
 		if sealed, err = by.Seal(ctx, bytes.Clone(key), head.text()); err != nil {
 			return err
 		}
@@ -90,7 +90,7 @@ func (c *custody) unseal(ctx context.Context, b []byte) (_ []byte, anew bool, er
 			continue
 		}
 		var state []byte
-		err = c.call(ctx, signPatience, func(ctx context.Context) error {
+		err = c.call(ctx, "", signPatience, func(ctx context.Context) error {
 			key, err := by.Unseal(ctx, s.Key, s.text())
 			if err != nil {
 				return err

@@ -273,7 +273,7 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 	if err != nil {
 		return based{}, err
 	}
-	if mem == nil && d.Begun() {
+	if mem == nil && d.Begun() && a.files == nil { // the bundle of a plugged-in CA is known: Run makes the first key
 		if a.views() {
 			return based{}, fmt.Errorf("ca: %w: a CA is being made", ErrNoRecord)
 		}
@@ -519,7 +519,7 @@ func (a *Authority) opened(ctx context.Context) {
 		where = a.files.dir
 	case a.adopted:
 		how = adopted
-	case a.fresh != nil && a.fresh.Authority == a.state.Load().Authority:
+	case a.fresh != nil && a.fresh.Find(a.state.Load().active().ID) != nil:
 		how = created
 	}
 	a.fresh = nil
