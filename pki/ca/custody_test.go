@@ -1008,3 +1008,43 @@ func TestCreatedOnce(t *testing.T) {
 		assert.Equal(t, []string{"loaded root"}, first.take())
 	})
 }
+
+// Replicas of which one seals the record and the other does not, as while they are restarted, do not take turns.
+func TestSealedByOne(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		run(t, open(t, store, custody(func(o *ca.Custody) { o.Seal = keys })))
+		run(t, open(t, store, custody(func(o *ca.Custody) { o.Unseal = keys })))
+		time.Sleep(2 * time.Minute)
+		before := load(t, store).Version
+		time.Sleep(time.Hour)
+		assert.Equal(t, before, load(t, store).Version)
+	})
+}
+
+// A replica whose clock is ahead by all that it may be does not take the name of a key that another is making.
+func TestTwoClocksMakeKeys(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		a := open(t, store, heldBy(keys))
+		var made string
+		var next ca.KeyStatus
+		keys.Fault = func(_ context.Context, op, name string) error {
+			if op != "new" || made != "" {
+				return nil
+			}
+			made = name
+			r := load(t, store)
+			ahead := bytes.ReplaceAll(r.Data()["svidkit-state.json"], []byte(time.Now().UTC().Format(time.RFC3339)),
+				[]byte(time.Now().UTC().Add(-2*time.Minute).Format(time.RFC3339)))
+			r.Data()["svidkit-state.json"] = ahead
+			must.Get(store.Save(t.Context(), r))(t)
+			next = must.Get(open(t, store, heldBy(keys)).Rotate(t.Context()))(t)
+			return nil
+		}
+		time.Sleep(time.Second)
+		_, err := a.Rotate(t.Context())
+		require.ErrorIs(t, err, ca.ErrRotating)
+		assert.NotEqual(t, made, next.Custody)
+	})
+}
