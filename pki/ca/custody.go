@@ -63,7 +63,7 @@ type Sealer interface {
 // Custody says where the private keys of an [Authority] are made and kept; the zero value means in its store.
 type Custody struct {
 	// Keys makes the next keys, which the store then names and does not hold; nil means that they are made in the
-	// store. One rotation of the root and of the key for JWT-SVIDs moves all keys here, or back.
+	// store. One rotation of the root, without KeepKey, and of the key for JWT-SVIDs moves all keys here, or back.
 	Keys Custodian
 
 	// Former are custodians of keys that were made before, so that these sign until the rotation is over.

@@ -1048,3 +1048,56 @@ func TestTwoClocksMakeKeys(t *testing.T) {
 		assert.NotEqual(t, made, next.Custody)
 	})
 }
+
+// unable makes no keys for P-384.
+type unable struct{ *custodian.Custodian }
+
+func (u unable) NewKey(ctx context.Context, name, algorithm string) (crypto.Signer, error) {
+	if algorithm == "ecdsa-p384" {
+		return nil, fmt.Errorf("test: %s: %w", algorithm, errors.ErrUnsupported)
+	}
+	return u.Custodian.NewKey(ctx, name, algorithm)
+}
+
+// A root that cannot be made keeps no key for tokens from being made.
+func TestOneKindCannotBeMade(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		store := ca.NewMemoryStore()
+		a := open(t, store, func(c *ca.Config) { c.Rotation.Manual = true })
+		b := open(t, store, withJWT, heldBy(unable{custodian.New()}), func(c *ca.Config) { c.Rotation.KeyAlgorithm = "ecdsa-p384" })
+		require.NoError(t, b.Taint(t.Context(), a.Signer()))
+		run(t, b)
+		time.Sleep(time.Hour)
+		must.Get(b.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"x"}}))(t)
+	})
+}
+
+// A record that somebody changed does not destroy the keys of others.
+func TestForeignNames(t *testing.T) {
+	t.Parallel()
+	keys, store := custodian.New(), ca.NewMemoryStore()
+	keys.Put("theirs", must.Get(pki.NewKey(""))(t))
+	open(t, store, heldBy(keys))
+	own := keys.Names()[0]
+	for name, edit := range map[string]func(state map[string]any){
+		"to be destroyed": func(state map[string]any) {
+			state["loose_keys"] = []any{map[string]any{"name": "theirs", "since": "2000-01-01T00:00:00Z"}}
+		},
+		"of a key": func(state map[string]any) { state["roots"].([]any)[0].(map[string]any)["key_name"] = "theirs" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := load(t, store)
+			var state map[string]any
+			require.NoError(t, json.Unmarshal(r.Data()["svidkit-state.json"], &state))
+			edit(state)
+			data := maps.Clone(r.Data())
+			data["svidkit-state.json"] = must.Get(json.Marshal(state))(t)
+			changed := ca.NewMemoryStore()
+			must.Get(changed.Save(t.Context(), ca.NewRecord("", data)))(t)
+			_, err := tryOpen(t.Context(), changed, heldBy(keys))
+			require.ErrorIs(t, err, ca.ErrUnfit)
+			require.ErrorContains(t, err, "not one of this CA")
+		})
+	}
+	assert.Contains(t, keys.Names(), own)
+}

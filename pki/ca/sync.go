@@ -33,8 +33,9 @@ import (
 //
 // An authority goes on signing with the keys that it read last. As another replica may have prepared a new root right
 // afterwards, no leaf may end later than that reading plus Propagation plus the longest lifetime: the old root stays
-// in every replica's bundle at least as long. With the defaults that is 90 days. After that, and whenever no lifetime
-// is left, it refuses with [spiffe.ErrNotReady].
+// in every replica's bundle at least as long. With the defaults that is 90 days; a key at a [Custodian] signs only until
+// another replica has replaced it, and it is destroyed. After that, and whenever no lifetime is left, it refuses with
+// [spiffe.ErrNotReady].
 //
 // # When no authority was running
 //

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
@@ -159,6 +160,12 @@ func Parse(b []byte, td spiffe.TrustDomain,
 		if err := checkKeys(d.Keys[kind]); err != nil {
 			return nil, fmt.Errorf("%vs: %w", Kind(kind), err)
 		}
+	}
+	// The CA destroys what it names.
+	foreign := func(name string) bool { return !strings.HasPrefix(name, NamePrefix(d.Authority)) }
+	if slices.ContainsFunc(d.Loose, func(l Loose) bool { return foreign(l.Name) }) ||
+		slices.ContainsFunc(slices.Concat(d.Keys[:]...), func(k Key) bool { return k.Name != "" && foreign(k.Name) }) {
+		return nil, errors.New("it names a private key at a custodian that is not one of this CA")
 	}
 	if len(d.Keys[Root]) > 0 && d.In(Root, Active) == nil {
 		return nil, errors.New("roots: none is active")
