@@ -70,7 +70,7 @@ type Custody struct {
 	Former []Custodian
 
 	// Seal encrypts each record in the store, so that a copy of the store gives no key; nil means that records are in
-	// the clear. An authority writes the record at once if it is in the other form.
+	// the clear. [Open] writes the record at once if it is in the other form.
 	Seal Sealer
 
 	// Unseal decrypts records that another Sealer has sealed, to move out of it.
@@ -256,7 +256,7 @@ func (a *Authority) Orphans(ctx context.Context) ([]string, error) {
 func (c *custody) makeKey(ctx context.Context, kind rotation.Kind, alg string) (rotation.Key, error) {
 	var name string
 	err := c.update(ctx, "", func(d *rotation.Document, now time.Time) error {
-		name, _ = d.Stake(kind.String()+" "+c.keyAlgorithm(kind, alg), now, 2*makePatience)
+		name, _ = d.Stake(kind.String()+" "+c.keyAlgorithm(kind, alg), now, 2*makePatience+c.cfg.Backdate)
 		return errRemark
 	})
 	if err != nil {
