@@ -118,11 +118,8 @@ func (a *Authority) parse(ctx context.Context, r Record, now time.Time) (*rotati
 	if err != nil {
 		return nil, false, fmt.Errorf("%s: %w", stateName, err)
 	}
-	if d.Begun() {
-		return d, false, nil
-	}
 	active := d.In(rotation.Root, rotation.Active)
-	if plugged := a.files != nil; plugged != (active == nil) {
+	if plugged := a.files != nil; plugged != (active == nil) && !d.Begun() {
 		return nil, false, errors.New("it is the record of a CA with roots of its own for one of plugged-in files, " +
 			"or the other way round; give each its own store")
 	}

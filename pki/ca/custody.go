@@ -92,7 +92,7 @@ func (e *custodyError) Unwrap() error { return e.error }
 // keeper is what an authority does with its [Custody]. It is an interface, so that the linker leaves all of it out of
 // a program that has none. For that, no type that an Authority holds may name Custody.
 type keeper interface {
-	signWith(ctx context.Context, name string, f func() error) error
+	call(ctx context.Context, name string, patience time.Duration, f func(context.Context) error) error
 	key(name string, public crypto.PublicKey) crypto.Signer
 	makeKey(ctx context.Context, kind rotation.Kind, alg string) (rotation.Key, error)
 	begin(ctx context.Context, d *rotation.Document, version string, now time.Time) (based, error)
@@ -123,10 +123,7 @@ func (c Custody) keeper(a *Authority) keeper {
 // patience has passed. An f that does not return then keeps its slot until it does, and may still write to its
 // variables, which the caller must not use after an error.
 func (c *custody) call(ctx context.Context, name string, patience time.Duration, f func(context.Context) error) error {
-	of, ok := c.slots.Load(name)
-	if !ok {
-		of, _ = c.slots.LoadOrStore(name, make(chan struct{}, maxCalls))
-	}
+	of, _ := c.slots.LoadOrStore(name, make(chan struct{}, maxCalls))
 	slots := of.(chan struct{})
 	waiting, cancel := context.WithTimeoutCause(ctx, patience,
 		fmt.Errorf("it has not answered for %v: %w", patience, context.DeadlineExceeded))
@@ -137,19 +134,14 @@ func (c *custody) call(ctx context.Context, name string, patience time.Duration,
 		go func() { defer func() { <-slots }(); done <- f(waiting) }()
 	case <-waiting.Done():
 	}
+	var err error
 	select {
-	case err := <-done:
-		return err
+	case err = <-done:
 	case <-waiting.Done():
+		err = &custodyError{context.Cause(waiting)}
 	}
-	return &custodyError{context.Cause(waiting)}
-}
-
-// signWith runs f, which signs with the private key with this name, and keeps its failure for Health.
-func (c *custody) signWith(ctx context.Context, name string, f func() error) error {
-	err := c.call(ctx, name, signPatience, func(context.Context) error { return f() })
-	if failed, ok := errors.AsType[*custodyError](err); ok && ctx.Err() == nil {
-		c.failed.Store(name, failed)
+	if failed, ok := errors.AsType[*custodyError](err); ok && ctx.Err() == nil && name != "" {
+		c.failed.Store(name, failed) // for Health
 	} else if err == nil {
 		c.failed.Delete(name)
 	}
@@ -236,7 +228,7 @@ func (c *custody) probe(ctx context.Context, k *rotation.Key) error {
 	if _, ok := key.Public().(ed25519.PublicKey); ok {
 		hash = 0
 	}
-	return c.signWith(ctx, k.Name, func() error {
+	return c.call(ctx, k.Name, signPatience, func(context.Context) error {
 		_, err := crypto.SignMessage(key, rand.Reader, []byte("svidkit: a probe of a private key"), hash)
 		return err
 	})
@@ -386,8 +378,8 @@ func (c *custody) keep(ctx context.Context) {
 			}
 		}
 		for _, l := range s.Loose {
-			if age := time.Since(l.Since); !s.dirty && n%6 == 0 && age > c.cfg.Backdate && (l.Use == "" || age > time.Hour) &&
-				len(c.all) > 0 {
+			age := time.Since(l.Since)
+			if n%6 == 0 && age > c.cfg.Backdate && (l.Use == "" || age > time.Hour) && len(c.all) > 0 {
 				c.discard(ctx, l)
 			}
 		}
@@ -403,7 +395,7 @@ func (c *custody) keep(ctx context.Context) {
 
 // discard takes a private key that no key has a step further.
 func (c *custody) discard(ctx context.Context, l rotation.Loose) {
-	err := c.update(ctx, "", nil) // an older record that was restored may need the key
+	err := c.update(ctx, "", nil) // the record may be another one: not written yet, or an older one that needs the key
 	if err == nil && l.Use == "" {
 		for _, from := range c.all {
 			err = cmp.Or(err, c.call(ctx, "", signPatience, func(ctx context.Context) error {

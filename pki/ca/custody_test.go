@@ -1096,7 +1096,7 @@ func TestForeignNames(t *testing.T) {
 			must.Get(changed.Save(t.Context(), ca.NewRecord("", data)))(t)
 			_, err := tryOpen(t.Context(), changed, heldBy(keys))
 			require.ErrorIs(t, err, ca.ErrUnfit)
-			require.ErrorContains(t, err, "not one of this CA")
+			require.ErrorContains(t, err, "is not one of this CA")
 		})
 	}
 	assert.Contains(t, keys.Names(), own)

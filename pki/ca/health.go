@@ -56,10 +56,9 @@ func (a *Authority) Health() Health {
 
 // keyError returns why the custodian of the active key of a kind does not sign with it.
 func (a *Authority) keyError(s *state, kind rotation.Kind) error {
-	if k := s.In(kind, rotation.Active); k != nil {
-		if failed, ok := a.failed.Load(k.Name); ok {
-			return fmt.Errorf("ca: the custodian of the keys of %s: %w", a.cfg.TrustDomain, failed.(error))
-		}
+	k := cmp.Or(s.In(kind, rotation.Active), new(rotation.Key))
+	if failed, ok := a.failed.Load(k.Name); ok {
+		return fmt.Errorf("ca: the custodian of the keys of %s: %w", a.cfg.TrustDomain, failed.(error))
 	}
 	return nil
 }

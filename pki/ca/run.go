@@ -168,8 +168,7 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	}
 	if prepares && a.holds { // afterwards, as the taint must not wait for a custodian
 		if _, err := a.rotate(ctx, asked, "replace", kind); err != nil && !errors.Is(err, ErrRotating) {
-			a.cfg.Logger.LogAttrs(ctx, slog.LevelError, "a tainted key has no successor yet",
-				slog.Any("err", err))
+			a.cfg.Logger.LogAttrs(ctx, slog.LevelError, "a tainted key has no successor yet", slog.Any("err", err))
 		}
 	}
 	return nil

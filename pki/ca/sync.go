@@ -382,11 +382,10 @@ func (a *Authority) write(ctx context.Context, d *rotation.Document, version str
 	if err != nil {
 		return based{}, &creationError{fmt.Errorf("ca: record of %s, which is not written: %w", a.cfg.TrustDomain, err)}
 	}
-	if a.custody != nil {
-		err = a.custody.seal(ctx, d, data)
-	}
-	if err != nil {
-		return based{}, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, err)
+	if a.seals {
+		if err := a.custody.seal(ctx, d, data); err != nil {
+			return based{}, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, err)
+		}
 	}
 	start := time.Now()
 	saving, cancel := context.WithTimeout(ctx, a.patience())

@@ -161,12 +161,6 @@ func Parse(b []byte, td spiffe.TrustDomain,
 			return nil, fmt.Errorf("%vs: %w", Kind(kind), err)
 		}
 	}
-	// The CA destroys what it names.
-	foreign := func(name string) bool { return !strings.HasPrefix(name, NamePrefix(d.Authority)) }
-	if slices.ContainsFunc(d.Loose, func(l Loose) bool { return foreign(l.Name) }) ||
-		slices.ContainsFunc(slices.Concat(d.Keys[:]...), func(k Key) bool { return k.Name != "" && foreign(k.Name) }) {
-		return nil, errors.New("it names a private key at a custodian that is not one of this CA")
-	}
 	if len(d.Keys[Root]) > 0 && d.In(Root, Active) == nil {
 		return nil, errors.New("roots: none is active")
 	}
@@ -181,6 +175,7 @@ func Parse(b []byte, td spiffe.TrustDomain,
 
 // check checks what does not belong to one key.
 func (j *stateJSON) check(td spiffe.TrustDomain) error {
+	foreign := func(name string) bool { return name != "" && !strings.HasPrefix(name, NamePrefix(j.Authority)) }
 	switch {
 	case j.Version != stateVersion:
 		return fmt.Errorf("version %d; this program knows version %d", j.Version, stateVersion)
@@ -191,6 +186,9 @@ func (j *stateJSON) check(td spiffe.TrustDomain) error {
 		return errors.New("authority, revision or sequence is missing")
 	case len(j.Roots) > MaxKeys || len(j.JWTKeys) > MaxKeys:
 		return fmt.Errorf("%d roots and %d JWT keys, the limit is %d each", len(j.Roots), len(j.JWTKeys), MaxKeys)
+	case slices.ContainsFunc(j.Loose, func(l Loose) bool { return foreign(l.Name) }),
+		slices.ContainsFunc(slices.Concat(j.Roots, j.JWTKeys), func(k keyJSON) bool { return foreign(k.KeyName) }):
+		return errors.New("it names a private key that is not one of this CA, and would be destroyed")
 	}
 	return nil
 }
