@@ -395,8 +395,8 @@ func (c *custody) keep(ctx context.Context) {
 
 // discard takes a private key that no key has a step further.
 func (c *custody) discard(ctx context.Context, l rotation.Loose) {
-	err := c.update(ctx, "", nil) // the record may be another one: not written yet, or an older one that needs the key
-	if err == nil && l.Use == "" {
+	err := c.update(ctx, "", nil) // an older record may have been restored, which needs the key
+	if err == nil && l.Use == "" && slices.Contains(c.current().Loose, l) {
 		for _, from := range c.all {
 			err = cmp.Or(err, c.call(ctx, "", signPatience, func(ctx context.Context) error {
 				return from.Destroy(ctx, l.Name)

@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -1100,4 +1102,118 @@ func TestForeignNames(t *testing.T) {
 		})
 	}
 	assert.Contains(t, keys.Names(), own)
+}
+
+// looking is a store for a process that only looks.
+type looking struct{ ca.Store }
+
+func (looking) View() {}
+
+// A process that only looks does not ask the custodians of keys.
+func TestLookingAsksNoCustodian(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		a := open(t, store, withJWT, heldBy(keys))
+		must.Get(a.Revoke(t.Context(), a.Signer(), true))(t)
+		keys.Fault = func(_ context.Context, op, _ string) error { t.Error(op); return nil }
+		for _, edit := range []func(*ca.Config){heldBy(keys), func(*ca.Config) {}} {
+			b := open(t, looking{store}, withJWT, edit)
+			run(t, b)
+			time.Sleep(2 * time.Hour)
+			assert.True(t, a.Bundle().Equal(b.Bundle()))
+			assert.Len(t, b.Status().Loose, 1)
+		}
+	})
+}
+
+// A private key that no record names is in the log soon after the start, and once an hour.
+func TestOrphansAreLogged(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, log := custodian.New(), new(logBuffer)
+		a := open(t, ca.NewMemoryStore(), heldBy(keys), func(c *ca.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) })
+		orphan := keys.Names()[0] + "0"
+		keys.Put(orphan, must.Get(pki.NewKey(""))(t))
+		run(t, a)
+		time.Sleep(time.Minute)
+		assert.Contains(t, log.String(), orphan)
+		time.Sleep(3 * time.Hour)
+		assert.LessOrEqual(t, strings.Count(log.String(), orphan), 4)
+	})
+}
+
+// An older record was restored, and others have written more since than this process has read: it does not destroy a
+// key on the word of its memory.
+func TestNotDestroyedAfterRestoreAndWrites(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		late := &faultStore{Store: store}
+		a := open(t, late, heldBy(keys), func(c *ca.Config) { c.Rotation.Propagation = 25 * time.Minute })
+		needed := a.Roots()[0].Custody
+		run(t, a)
+		old := load(t, store).Data()
+		next := must.Get(a.Rotate(t.Context()))(t)
+		time.Sleep(time.Until(next.Activates) + 5*time.Second)
+		require.Len(t, stateOf(t, store).Loose, 1, "the key is to be destroyed")
+		late.behave(always("load", before))
+		must.Get(store.Save(t.Context(), ca.NewRecord(load(t, store).Version, old)))(t)
+		b := open(t, store, heldBy(keys))
+		require.Equal(t, needed, b.Roots()[0].Custody)
+		must.Get(b.Rotate(t.Context()))(t)
+		for range 5 {
+			require.NoError(t, b.Taint(t.Context(), b.Roots()[1].ID))
+		}
+		time.Sleep(time.Until(time.Date(2000, 1, 1, 0, 27, 9, 500_000_000, time.UTC))) // a is about to destroy the key
+		late.behave(nil)
+		time.Sleep(10 * time.Second)
+		assert.Contains(t, keys.Names(), needed)
+		sign(t, b, newCSR(t), time.Minute)
+	})
+}
+
+// A plugged-in CA dies at each call of the store of its keys for tokens, and of the custodian. The next process goes on.
+func TestPluggedInKilledAtEachStep(t *testing.T) {
+	t.Parallel()
+	for _, after := range []bool{false, true} {
+		for n, dead := 0, true; dead; n++ {
+			synctest.Test(t, func(t *testing.T) {
+				keys, store := custodian.New(), ca.NewMemoryStore()
+				files := newFolder(newOffline(t).files(t, 1000*time.Hour))
+				m := &mortal{Store: store, Custodian: keys, n: n, after: after}
+				keys.Fault = func(context.Context, string, string) error { return m.step(false) }
+				keys.Late = func(string, string) error { return m.step(true) }
+				dying, cancel := context.WithTimeout(t.Context(), time.Minute)
+				_, _ = tryLoadCA(dying, files, m, withJWT, heldBy(keys))
+				cancel()
+				dead = m.dead
+				keys.Fault, keys.Late = nil, nil
+				a := must.Get(tryLoadCA(t.Context(), files, store, withJWT, heldBy(keys)))(t)
+				run(t, a)
+				time.Sleep(2 * time.Hour)
+				must.Get(a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"x"}}))(t)
+				assert.Equal(t, []string{a.Status().JWTKeys[0].Custody}, keys.Names(), "call %d, after it %v", n, after)
+			})
+		}
+	}
+}
+
+// Another replica renews the root while this one waits for the signature of its new certificate.
+func TestRenewedByAnother(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		keep := func(c *ca.Config) { c.Rotation.KeepKey = true }
+		a, b := open(t, store, heldBy(keys), keep), open(t, store, heldBy(keys), keep)
+		var renewed ca.KeyStatus
+		var once atomic.Bool
+		keys.Fault = func(context.Context, string, string) error {
+			if once.CompareAndSwap(false, true) {
+				renewed = must.Get(b.Rotate(t.Context()))(t)
+			}
+			return nil
+		}
+		_, err := a.Rotate(t.Context())
+		require.ErrorIs(t, err, ca.ErrRotating)
+		run(t, a)
+		time.Sleep(time.Minute)
+		assert.Equal(t, []string{renewed.ID}, serials(a))
+	})
 }

@@ -109,9 +109,6 @@ func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 			return fmt.Errorf("%w: root %s has replaced root %s", ErrRotating, old.ID, from.ID)
 		}
 		cert := issuer.Certificate()
-		if !rotation.SameAuthority(old.Cert, cert) {
-			return fmt.Errorf("the new certificate of root %s has another key or subject", old.ID)
-		}
 		renewed = *old
 		renewed.Issuer, renewed.Cert, renewed.ID = issuer, cert, rotation.Serial(cert)
 		renewed = d.Renew(renewed, now)
