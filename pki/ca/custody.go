@@ -378,8 +378,7 @@ func (c *custody) keep(ctx context.Context) {
 			}
 		}
 		for _, l := range s.Loose {
-			age := time.Since(l.Since)
-			if n%6 == 0 && age > c.cfg.Backdate && (l.Use == "" || age > time.Hour) && len(c.all) > 0 {
+			if age := time.Since(l.Since); n%6 == 0 && age > c.cfg.Backdate && (l.Use == "" || age > time.Hour) && len(c.all) > 0 {
 				c.discard(ctx, l)
 			}
 		}
