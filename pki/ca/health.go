@@ -11,9 +11,9 @@ import (
 // Health says whether an [Authority], or a registration authority, can sign, and which parts fail. It holds no
 // secret.
 type Health struct {
-	// Signing is why a certificate of the default lifetime would not be signed now: the active root is not valid, the
-	// store has not answered for too long, or audit records cannot be made. Nil means that it would be signed, within
-	// [Config.Limits].
+	// Signing is why a certificate of the default lifetime would not be signed now: the active root is not valid, its
+	// custodian does not sign, the store has not answered for too long, or audit records cannot be made. Nil means that
+	// it would be signed, within [Config.Limits].
 	Signing error
 
 	// The failures of the parts, whether or not they prevent signing yet; nil for none.
