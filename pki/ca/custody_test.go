@@ -579,9 +579,12 @@ func TestCustodyAtTheStart(t *testing.T) {
 	t.Run("the wrong one", func(t *testing.T) {
 		t.Parallel()
 		store, _ := begin(t)
-		_, err := tryOpen(t.Context(), store, withJWT, heldBy(custodian.New()))
+		before := load(t, store).Version
+		other := custodian.New()
+		_, err := tryOpen(t.Context(), store, withJWT, heldBy(other), custody(func(o *ca.Custody) { o.Seal = other }))
 		require.ErrorIs(t, err, ca.ErrUnfit)
 		require.ErrorContains(t, err, "name the custodian that has it")
+		assert.Equal(t, before, load(t, store).Version, "it is left as it is, and not sealed")
 	})
 	t.Run("another key with the name", func(t *testing.T) {
 		t.Parallel()
