@@ -129,9 +129,6 @@ func (c *Custody) setStore(text string) string {
 
 // StoreSchema returns what an administrator of the database in -store has to run once.
 func (c *Config) StoreSchema() (string, error) {
-	if c.Custody.store == nil {
-		return "", misused("-store-schema: name a database in -store")
-	}
 	return c.Custody.kinds.Stores[c.Custody.store.Scheme].Schema()
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"io"
 	"log/slog"
 	"net/url"
@@ -52,6 +53,7 @@ func newKept(t *testing.T) *kept {
 		return struct{ ca.Custodian }{c}, closes, err
 	}
 	k.Program = Program{Name: "ca", Kinds: caconfig.Kinds{
+		Flags:      func(fs *flag.FlagSet) { fs.String("store-password-file", "", "`file`") },
 		Custodians: map[string]caconfig.CustodianKind{"memory": kind, "no-sealer": makes},
 		Stores: map[string]caconfig.StoreKind{"memory": {
 			Open: func(_ context.Context, at *url.URL, record string, _ *slog.Logger) (ca.Store, func(), error) {
@@ -214,7 +216,9 @@ func TestCustodyFlags(t *testing.T) {
 		{"-store memory://away/ca", "-store: there is no such store"},
 		{"-store memory://db/ca -create=false", "there is no CA in memory://db/ca, as cluster.local; if there was one, name " +
 			"its database in -store or restore it"},
-		{"-store-schema", "-store-schema: name a database in -store"},
+		{"-store=", "-store: it is not a URL of memory"},
+		{"-store-schema", "-store: name a database, as -store-schema is for one"},
+		{"-store-password-file /x", "-store: name a database, as -store-password-file is for one"},
 	} {
 		args := arguments(dir, strings.Fields(tc.args)...)
 		if !strings.Contains(tc.args, "-reseal") && !strings.Contains(tc.args, "-store-schema") {
