@@ -243,6 +243,25 @@ func TestCustodyFlags(t *testing.T) {
 	require.NoError(t, must.Err(k.shell(t, "-store", "memory://db/ca", "-store-schema")))
 }
 
+// With a custodian that is lost for good, the CA gets keys in its store, and the commands for that succeed.
+func TestLostCustodian(t *testing.T) {
+	t.Parallel()
+	k, dir := newKept(t), t.TempDir()
+	sign := []string{"-jwt", "db", "-id", "spiffe://cluster.local/web"}
+	must.Get(k.shell(t, arguments(dir, append(sign, "-create", "-custodian", k.spec("one"))...)...))(t)
+	k.custodians["one"].Fault = func(context.Context, string, string) error { return errors.New("lost") }
+	_, err := k.shell(t, arguments(dir, "-former-custodian", k.spec("one"), "-status")...)
+	require.ErrorContains(t, err, "lost")
+	status := must.Get(k.shell(t, arguments(dir, "-status")...))(t)
+	ids := regexp.MustCompile(`(?m)^(?:root|JWT key) ([0-9a-f]+):`).FindAllStringSubmatch(status, -1)
+	require.Len(t, ids, 2)
+	for _, id := range ids {
+		said := must.Get(k.shell(t, arguments(dir, "-former-custodian", k.spec("one"), "-revoke", id[1], "-now")...))(t)
+		assert.Contains(t, said, "lost\n")
+	}
+	must.Get(k.shell(t, arguments(dir, sign...)...))(t)
+}
+
 // A store that a URL names is made with -create alone, has the record of the trust domain, and is closed.
 func TestStoreKind(t *testing.T) {
 	t.Parallel()
