@@ -96,7 +96,7 @@ type keeper interface {
 	key(name string, public crypto.PublicKey) crypto.Signer
 	makeKey(ctx context.Context, kind rotation.Kind, alg string) (rotation.Key, error)
 	begin(ctx context.Context, d *rotation.Document, version string, now time.Time) (based, error)
-	check(ctx context.Context) error
+	check(ctx context.Context, d *rotation.Document) error
 	keep(ctx context.Context)
 	orphans(ctx context.Context) ([]string, error)
 	seal(ctx context.Context, d *rotation.Document, data map[string][]byte) error
@@ -310,14 +310,14 @@ func (c *custody) begin(ctx context.Context, d *rotation.Document, version strin
 
 // check finds out whether the custodians have the private keys that sign. One that is certain not to have a key
 // is the wrong one, unless it has others of this CA: then the record is older than the key's end.
-func (c *custody) check(ctx context.Context) error {
-	for _, k := range slices.Concat(c.current().Keys[:]...) {
+func (c *custody) check(ctx context.Context, d *rotation.Document) error {
+	for _, k := range slices.Concat(d.Keys[:]...) {
 		if k.Name == "" {
 			continue
 		}
 		err := c.probe(ctx, &k)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, pki.ErrKeyMismatch) {
-			if all, failed := c.heldKeys(ctx); failed == nil && len(all) == 0 {
+			if all, failed := c.heldKeys(ctx, d); failed == nil && len(all) == 0 {
 				return fmt.Errorf("ca: %v %s of %s: %w; name the custodian that has it, which may be a former one: %w",
 					k.Kind(), k.ID, c.cfg.TrustDomain, ErrUnfit, err)
 			}
@@ -336,11 +336,11 @@ func (c *custody) check(ctx context.Context) error {
 }
 
 // heldKeys returns the names of the CA's private keys that the custodians have.
-func (c *custody) heldKeys(ctx context.Context) (all []string, _ error) {
+func (c *custody) heldKeys(ctx context.Context, d *rotation.Document) (all []string, _ error) {
 	for _, from := range c.all {
 		var names []string
 		failed := c.call(ctx, "", signPatience, func(ctx context.Context) (err error) {
-			names, err = from.Keys(ctx, rotation.NamePrefix(c.current().Authority))
+			names, err = from.Keys(ctx, rotation.NamePrefix(d.Authority))
 			return err
 		})
 		if failed != nil {
@@ -356,7 +356,7 @@ func (c *custody) orphans(ctx context.Context) ([]string, error) {
 	// The record names a key before it is made and until it is destroyed, so that one that is neither in the record of
 	// before the list nor in that of after it is in none.
 	before := c.current().Document
-	all, err := c.heldKeys(ctx)
+	all, err := c.heldKeys(ctx, before)
 	if err == nil && len(all) > 0 {
 		err = c.update(ctx, "", nil)
 	}

@@ -71,13 +71,8 @@ func (a *Authority) open(ctx context.Context) error {
 		err := a.update(ctx, "", nil)
 		switch {
 		case err == nil:
-			if a.custody != nil && !a.views() {
-				err = a.custody.check(ctx)
-			}
-			if err == nil {
-				a.opened(ctx)
-			}
-			return err
+			a.opened(ctx)
+			return nil
 		case ctx.Err() == nil && lasts(err):
 			return err
 		case last == nil || !errors.Is(err, context.Cause(ctx)): // an earlier error says more than the end of ctx
@@ -140,6 +135,9 @@ func (a *Authority) update(ctx context.Context, why string,
 func (a *Authority) attempt(ctx context.Context, reload bool, why string,
 	change func(d *rotation.Document, now time.Time) error) error {
 	base, err := a.base(ctx, reload)
+	if err == nil && a.custody != nil && a.state.Load() == nil && !a.views() {
+		err = a.custody.check(ctx, base.Document) // before anything is written
+	}
 	if err != nil {
 		return a.note(ctx, err)
 	}

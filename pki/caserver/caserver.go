@@ -201,9 +201,10 @@ type Listeners struct {
 	LinkerdPlaintext bool
 }
 
-// Run runs the CA, waits for the server's identity, and serves the listeners until ctx is done or a part fails. Then
-// it closes the listeners, gives active requests 5 seconds to finish, and returns when all its goroutines have ended:
-// nil if ctx was done, and otherwise the failure. Call it once.
+// Run runs the CA, serves the listeners without TLS, which tell why it does not sign, waits for the server's identity,
+// and serves the others until ctx is done or a part fails. Then it closes the listeners, gives active requests 5 seconds
+// to finish, and returns when all its goroutines have ended: nil if ctx was done, and otherwise the failure. Call it
+// once.
 func (s *Server) Run(ctx context.Context, at Listeners) error {
 	if s.opts.Identity == nil {
 		return errors.New("caserver: run: it is the zero Server; New makes one")
@@ -233,6 +234,14 @@ func (s *Server) start(p *parts, endpoints []endpoint) error {
 	if r, ok := s.opts.CA.(interface{ Run(context.Context) error }); ok {
 		p.start("certificate authority", r.Run)
 	}
+	serve := func(plaintext bool) {
+		for _, e := range endpoints {
+			if e.o.Logger = s.opts.Logger; e.o.Plaintext == plaintext {
+				p.start(e.name, func(ctx context.Context) error { return Serve(ctx, e.l, e.o) })
+			}
+		}
+	}
+	serve(true)
 	if r, ok := s.opts.Identity.(interface{ Ready(context.Context) error }); ok {
 		if err := r.Ready(p.ctx); err != nil {
 			return fmt.Errorf("identity of the server: %w", err)
@@ -247,10 +256,7 @@ func (s *Server) start(p *parts, endpoints []endpoint) error {
 		}
 		p.start("file of the roots", s.writeRoots)
 	}
-	for _, e := range endpoints {
-		e.o.Logger = s.opts.Logger
-		p.start(e.name, func(ctx context.Context) error { return Serve(ctx, e.l, e.o) })
-	}
+	serve(false)
 	if s.opts.Ready != nil {
 		s.opts.Ready()
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/svidkit/svidkit/authn/kube"
 	"github.com/svidkit/svidkit/caclient"
 	caclientistio "github.com/svidkit/svidkit/caclient/istioca"
+	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/conformance"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
@@ -37,6 +38,7 @@ import (
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
 	"github.com/svidkit/svidkit/pki/caserver/linkerd"
 	"github.com/svidkit/svidkit/pki/linkerdname"
+	"github.com/svidkit/svidkit/secretcache"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/report"
 )
@@ -284,6 +286,35 @@ func (b *broken) Err() error {
 		return errFailed
 	}
 	return nil
+}
+
+// A server that cannot sign its own certificate when it starts says why, and serves its APIs when it can.
+func TestStartsWithoutSigning(t *testing.T) {
+	t.Parallel()
+	disk := &broken{}
+	disk.full.Store(true)
+	a := must.Get(ca.New(ca.Config{TrustDomain: domain, Auditor: disk}))(t)
+	at := caserver.Listeners{Bundle: localhost(), Admin: localhost()}
+	own := must.Get(local.NewServer(a, serverID))(t)
+	identity := must.Get(secretcache.New(secretcache.Config{ID: serverID, CA: own}))(t)
+	ready := make(chan struct{})
+	s := newServer(t, caserver.Options{CA: a, Identity: identity, Ready: func() { close(ready) }})
+	var running sync.WaitGroup
+	ctx, cancel := context.WithCancel(t.Context())
+	defer func() { cancel(); running.Wait() }()
+	running.Go(func() { _ = identity.Run(ctx) })
+	running.Go(func() { _ = s.Run(ctx, at) })
+	client := http.Client{Timeout: 10 * time.Second}
+	resp := must.Get(client.Get("http://" + at.Admin.Addr().String() + "/ready"))(t)
+	defer resp.Body.Close()
+	assert.Equal(t, http.StatusServiceUnavailable, resp.StatusCode)
+	assert.Contains(t, string(must.Get(io.ReadAll(resp.Body))(t)), "the disk is full")
+	disk.full.Store(false)
+	select {
+	case <-ready:
+	case <-time.After(time.Minute):
+		require.Fail(t, "it does not serve")
+	}
 }
 
 // Readiness and metrics tell when nothing would be signed, and when it would again.

@@ -30,10 +30,10 @@ func (s *Server) health() (h ca.Health, ok bool) {
 // sign. A missing or unfit store is no reason while the CA still signs, as all replicas share it; nor is a limit, as
 // the others are busy too.
 func (s *Server) ready() error {
-	if svid, err := s.opts.Identity.SVID(); err != nil || time.Now().After(svid.NotAfter()) {
+	h, _ := s.health()
+	if svid, err := s.opts.Identity.SVID(); h.Signing == nil && (err != nil || time.Now().After(svid.NotAfter())) {
 		return errors.New("the server has no valid certificate: the CA does not sign")
 	}
-	h, _ := s.health()
 	return h.Signing
 }
 

@@ -58,8 +58,7 @@ type Place struct {
 	// Dump makes a copy of the place, as an operator does for a backup; restore puts it back.
 	Dump func() (restore func())
 
-	// Remove takes away that which would hold the record, such as the table or the directory, with the record, until
-	// back is called.
+	// Remove takes away the table or directory that would hold the record, with the record, until back is called.
 	Remove func() (back func())
 
 	// Damage changes the stored items, but not the version.

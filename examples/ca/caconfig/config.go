@@ -402,8 +402,13 @@ func (c *Config) check(serve bool) error {
 		badIssuer = jws.CheckIssuer(c.oidc.issuer)
 	}
 	badStore := ""
-	if c.Custody.storeURL != "" {
+	if c.given["store"] { // also an empty one, as of a variable of the shell that is not set
 		badStore = c.Custody.setStore(c.Custody.storeURL)
+	}
+	for name := range c.given {
+		if strings.HasPrefix(name, "store-") && !c.given["store"] {
+			badStore = "name a database, as -" + name + " is for one"
+		}
 	}
 	linkerdTTL := c.given["linkerd-ttl"]
 	exposes := func(addr string) bool { return serve && c.Development() && addr != "" && !isLoopback(addr) }

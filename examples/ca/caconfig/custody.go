@@ -86,19 +86,20 @@ func (c *Custody) define(fs *flag.FlagSet) {
 	fs.StringVar(&c.storeURL, "store", "", "`URL` of the database in which replicas share the CA, such as "+
 		"postgres://ca@db.example.org/ca; "+
 		"-state-dir has the audit log and the roots in PEM (default: a directory in -state-dir, or a Secret)")
+	kinds := strings.Join(slices.Sorted(maps.Keys(c.kinds.Custodians)), ", ")
 	spec := func(name, usage string, set func(string)) {
 		fs.Func(name, usage, func(text string) error {
 			kind, file, _ := strings.Cut(text, ":")
 			if _, ok := c.kinds.Custodians[kind]; !ok || file == "" {
-				return fmt.Errorf("it is not KIND:FILE with one of these kinds: %s",
-					strings.Join(slices.Sorted(maps.Keys(c.kinds.Custodians)), ", "))
+				return fmt.Errorf("it is not KIND:FILE with one of these kinds: %s", kinds)
 			}
 			set(text)
 			return nil
 		})
 	}
-	spec("custodian", "`KIND:FILE` of what makes and keeps the next keys outside of the store: a custodian, and the "+
-		"options for it, in JSON (default none: the store has the keys)", func(text string) { c.Keys = text })
+	spec("custodian", "`KIND:FILE` of the custodian that makes and keeps the next keys, outside of the store; KIND is "+
+		kinds+", and FILE has its options, in JSON (default none: the store has the keys)",
+		func(text string) { c.Keys = text })
 	spec("former-custodian", "`KIND:FILE` of a custodian that has keys from before; may be repeated",
 		func(text string) { c.Former = append(c.Former, text) })
 	spec("seal", "`KIND:FILE` of the custodian whose key seals what is in the store",
@@ -129,9 +130,6 @@ func (c *Custody) setStore(text string) string {
 
 // StoreSchema returns what an administrator of the database in -store has to run once.
 func (c *Config) StoreSchema() (string, error) {
-	if c.Custody.store == nil {
-		return "", misused("-store-schema: name a database in -store")
-	}
 	return c.Custody.kinds.Stores[c.Custody.store.Scheme].Schema()
 }
 

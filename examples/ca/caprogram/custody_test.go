@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"io"
 	"log/slog"
 	"net/url"
@@ -52,6 +53,7 @@ func newKept(t *testing.T) *kept {
 		return struct{ ca.Custodian }{c}, closes, err
 	}
 	k.Program = Program{Name: "ca", Kinds: caconfig.Kinds{
+		Flags:      func(fs *flag.FlagSet) { fs.String("store-password-file", "", "`file`") },
 		Custodians: map[string]caconfig.CustodianKind{"memory": kind, "no-sealer": makes},
 		Stores: map[string]caconfig.StoreKind{"memory": {
 			Open: func(_ context.Context, at *url.URL, record string, _ *slog.Logger) (ca.Store, func(), error) {
@@ -214,7 +216,9 @@ func TestCustodyFlags(t *testing.T) {
 		{"-store memory://away/ca", "-store: there is no such store"},
 		{"-store memory://db/ca -create=false", "there is no CA in memory://db/ca, as cluster.local; if there was one, name " +
 			"its database in -store or restore it"},
-		{"-store-schema", "-store-schema: name a database in -store"},
+		{"-store=", "-store: it is not a URL of memory"},
+		{"-store-schema", "-store: name a database, as -store-schema is for one"},
+		{"-store-password-file /x", "-store: name a database, as -store-password-file is for one"},
 	} {
 		args := arguments(dir, strings.Fields(tc.args)...)
 		if !strings.Contains(tc.args, "-reseal") && !strings.Contains(tc.args, "-store-schema") {
@@ -237,6 +241,25 @@ func TestCustodyFlags(t *testing.T) {
 	require.ErrorContains(t, must.Err(shell(t, "", "-store", "postgres://db/ca")),
 		"-store: this program has no databases; examples/ca-full is the same program with them")
 	require.NoError(t, must.Err(k.shell(t, "-store", "memory://db/ca", "-store-schema")))
+}
+
+// With a custodian that is lost for good, the CA gets keys in its store, and the commands for that succeed.
+func TestLostCustodian(t *testing.T) {
+	t.Parallel()
+	k, dir := newKept(t), t.TempDir()
+	sign := []string{"-jwt", "db", "-id", "spiffe://cluster.local/web"}
+	must.Get(k.shell(t, arguments(dir, append(sign, "-create", "-custodian", k.spec("one"))...)...))(t)
+	k.custodians["one"].Fault = func(context.Context, string, string) error { return errors.New("lost") }
+	_, err := k.shell(t, arguments(dir, "-former-custodian", k.spec("one"), "-status")...)
+	require.ErrorContains(t, err, "lost")
+	status := must.Get(k.shell(t, arguments(dir, "-status")...))(t)
+	ids := regexp.MustCompile(`(?m)^(?:root|JWT key) ([0-9a-f]+):`).FindAllStringSubmatch(status, -1)
+	require.Len(t, ids, 2)
+	for _, id := range ids {
+		said := must.Get(k.shell(t, arguments(dir, "-former-custodian", k.spec("one"), "-revoke", id[1], "-now")...))(t)
+		assert.Contains(t, said, "lost\n")
+	}
+	must.Get(k.shell(t, arguments(dir, sign...)...))(t)
 }
 
 // A store that a URL names is made with -create alone, has the record of the trust domain, and is closed.

@@ -120,6 +120,9 @@ func (o *options) do(ctx context.Context, in io.Reader, out io.Writer) error {
 		fmt.Fprintf(out, "private key %s: the store does not know it; destroy it at the custodian, if no other copy of "+
 			"the store does\n", name)
 	}
+	if err != nil && o.command != "status" { // the command is done
+		_, err = fmt.Fprintln(out, message(err))
+	}
 	return err
 }
 
