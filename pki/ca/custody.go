@@ -128,11 +128,12 @@ func (c *custody) call(ctx context.Context, name string, patience time.Duration,
 	waiting, cancel := context.WithTimeoutCause(ctx, patience,
 		fmt.Errorf("it has not answered for %v: %w", patience, context.DeadlineExceeded))
 	defer cancel()
-	done := make(chan error, 1)
+	done, noted := make(chan error, 1), name != ""
 	select {
 	case slots <- struct{}{}:
 		go func() { defer func() { <-slots }(); done <- f(waiting) }()
 	case <-waiting.Done():
+		noted = false // it may be that there is too much to sign
 	}
 	var err error
 	select {
@@ -140,7 +141,7 @@ func (c *custody) call(ctx context.Context, name string, patience time.Duration,
 	case <-waiting.Done():
 		err = &custodyError{context.Cause(waiting)}
 	}
-	if failed, ok := errors.AsType[*custodyError](err); ok && ctx.Err() == nil && name != "" {
+	if failed, ok := errors.AsType[*custodyError](err); ok && ctx.Err() == nil && noted {
 		c.failed.Store(name, failed) // for Health
 	} else if err == nil {
 		c.failed.Delete(name)
