@@ -471,7 +471,7 @@ func TestSQLStoreListensAgain(t *testing.T) {
 	}
 	stop()
 	watching.Wait()
-	assert.Contains(t, log.String(), "no notices of the database")
+	assert.Contains(t, log.String(), "the database gives no notices")
 	assert.Empty(t, calls, "it is called for changes alone")
 }
 
