@@ -10,7 +10,8 @@
 // The dialect is "postgres" for PostgreSQL 14 or later with the drivers pgx or pq; "mysql" for MySQL 8 and MariaDB
 // 10.5 or later, with go-sql-driver/mysql; and "sqlite" for SQLite 3.35 or later, in a file on a local disk, with the
 // drivers modernc.org/sqlite or mattn/go-sqlite3. Each call of the store is one short statement outside a
-// transaction, so a pool of two or three connections is enough, and PgBouncer may be between.
+// transaction, so a pool of two or three connections is enough. PgBouncer may be between, for pgx with
+// default_query_exec_mode=exec in the data source name.
 //
 // # The table and its rights
 //
@@ -84,8 +85,8 @@ type Options struct {
 	// letters, digits and underscores; empty means svidkit_ca.
 	Table string
 
-	// Name is the name of the record among those in the table: at most 64 letters, digits, dots, hyphens and
-	// underscores; empty means ca.
+	// Name is the name of the record among those in the table, such as the trust domain: at most 300 letters, digits,
+	// dots, hyphens and underscores; empty means ca.
 	Name string
 
 	// Poll is how often Watch asks for the version of the record; 0 or less means 2 seconds.
@@ -111,14 +112,20 @@ var dialects = map[string][]string{
 		" WHEN current_setting('synchronous_commit') = 'off' THEN 'synchronous_commit is off'" +
 		" WHEN pg_logical_emit_message(true, 'svidkit', '') IS NULL THEN '' END"},
 	"mysql": {"FLAW", "CASE WHEN @@global.read_only NOT IN ('0', 'OFF') THEN 'it is a read replica (read_only)'" +
-		" WHEN @@global.innodb_flush_log_at_trx_commit NOT IN (1, 3) THEN 'innodb_flush_log_at_trx_commit is not 1' END",
+		" WHEN @@global.innodb_flush_log_at_trx_commit NOT IN (1, 3) THEN 'innodb_flush_log_at_trx_commit is not 1'" +
+		" WHEN NOT @@autocommit THEN 'autocommit is off' END",
 		"INSERT", "INSERT IGNORE", " ON CONFLICT (name) DO NOTHING", "", "$1", "?", "$2", "?", "$3", "?", "$4", "?"},
-	"sqlite": {"FLAW", "NULL", "$1", "?", "$2", "?", "$3", "?", "$4", "?"},
+	"sqlite": {"FLAW", "(SELECT 'PRAGMA synchronous is not full' FROM pragma_synchronous WHERE synchronous < 2)",
+		"$1", "?", "$2", "?", "$3", "?", "$4", "?"},
 }
 
 var (
 	tableForm = regexp.MustCompile(`^([a-z_][a-z0-9_]*\.)?[a-z_][a-z0-9_]*$`)
-	nameForm  = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
+	nameForm  = regexp.MustCompile(`^[A-Za-z0-9._-]{1,300}$`)
+
+	// overtaken is the form of drivers' errors for a statement that had no effect, as another writer was faster:
+	// PostgreSQL with an isolation level above READ COMMITTED, Galera and Group Replication.
+	overtaken = regexp.MustCompile(`SQLSTATE 40001|could not serialize access|Error (1020|1213|3101)`)
 )
 
 // withDefaults returns checked options.
@@ -131,7 +138,7 @@ func (o Options) withDefaults() (Options, error) {
 	case len(o.Table) > 32 || !tableForm.MatchString(o.Table):
 		return o, fmt.Errorf("sqlstore: invalid Options: Table %.64q is not at most 32 of a-z, 0-9 and '_'", o.Table)
 	case !nameForm.MatchString(o.Name):
-		return o, fmt.Errorf("sqlstore: invalid Options: Name %.99q is not at most 64 letters, digits, '.', '-' and '_'",
+		return o, fmt.Errorf("sqlstore: invalid Options: Name %.99q is not at most 300 letters, digits, '.', '-' and '_'",
 			o.Name)
 	}
 	return o, nil
@@ -246,14 +253,15 @@ func (s *store) replace(ctx context.Context, old, version, text string) error {
 	if old != "" {
 		statement, args = s.update, append(args, old)
 	}
+	var n int64
 	result, err := s.db.ExecContext(asking, statement, args...)
-	if err != nil {
+	if err == nil {
+		n, err = result.RowsAffected()
+	}
+	if n == 1 || err != nil && !overtaken.MatchString(err.Error()) {
 		return err
 	}
-	if n, err := result.RowsAffected(); err != nil || n == 1 {
-		return err
-	}
-	have, err := s.current(ctx)
+	have, err := s.current(asking)
 	if err == nil && have != version { // it has ours if the driver sent the statement twice
 		err = fmt.Errorf("%w: version %q was to be replaced, there is %q", ca.ErrConflict, old, have)
 	}
