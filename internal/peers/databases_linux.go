@@ -302,7 +302,8 @@ func (d *Database) Dump(t testing.TB, table string) string {
 			"-d", "svidkit")
 	}
 	Installed(t, "mariadb-dump", "mariadb-client")
-	return d.run(t, "", "mariadb-dump", "--no-defaults", "--protocol=tcp", "--host=127.0.0.1", "--port="+d.port,
+	// --replace, as a client may write a row between CREATE TABLE and LOCK TABLES
+	return d.run(t, "", "mariadb-dump", "--no-defaults", "--replace", "--protocol=tcp", "--host=127.0.0.1", "--port="+d.port,
 		"--user=root", "svidkit", table)
 }
 
