@@ -188,6 +188,7 @@ func NewMariaDB(t testing.TB, settings ...string) *Database {
 	d := newDatabase(t, "mysql")
 	conf := d.Write(t, "run/my.cnf", "[mariadbd]\n")
 	d.configure(t, append([]string{
+		"tmpdir=" + d.File("run"), // as a server that starts in /tmp removes the tables of others there
 		"datadir=" + d.File("run/data"), "port=" + d.port, "bind-address=127.0.0.1", "socket=m.sock", "pid-file=m.pid",
 		"innodb-buffer-pool-size=8M", "innodb-log-file-size=8M", "innodb-use-native-aio=0", "aria-log-file-size=8M",
 		"performance-schema=OFF", "skip-name-resolve", "skip-log-bin", "max-connections=60",
