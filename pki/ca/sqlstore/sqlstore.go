@@ -19,7 +19,8 @@
 // insert and update its rows and nothing else: that role cannot delete the record, and the CA needs no other. A client
 // that may read the table can sign for the whole trust domain, unless custody of package ca keeps the keys elsewhere
 // or seals the record. The same holds for each dump, backup and standby of the database. Several CAs may share the
-// table under different names.
+// table under different names. The role belongs to the server: its members may use the table of that name in each
+// database, so that CAs that must not read each other's keys need tables with different names.
 //
 // # Concurrent writers
 //
