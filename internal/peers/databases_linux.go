@@ -225,7 +225,10 @@ func (d *Database) Stop() {
 // Kill ends all processes of the server at once, without a chance to clean up.
 func (d *Database) Kill(t testing.TB) {
 	t.Helper()
-	all := d.signal(t, syscall.SIGKILL)
+	all := d.signal(t, syscall.SIGSTOP) // as the children of one that has ended are not to be found
+	for _, pid := range all {
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+	}
 	<-d.process.done
 	require.Eventually(t, func() bool { return !slices.ContainsFunc(all, lives) }, time.Minute, 5*time.Millisecond)
 }
