@@ -139,8 +139,7 @@ func (o Options) withDefaults() (Options, error) {
 	case len(o.Table) > 32 || !tableForm.MatchString(o.Table):
 		return o, fmt.Errorf("sqlstore: invalid Options: Table %.64q is not at most 32 of a-z, 0-9 and '_'", o.Table)
 	case !nameForm.MatchString(o.Name):
-		return o, fmt.Errorf("sqlstore: invalid Options: Name %.99q is not at most 300 letters, digits, '.', '-' and '_'",
-			o.Name)
+		return o, fmt.Errorf("sqlstore: invalid Options: Name %.99q is not at most 300 letters, digits, '.', '-' and '_'", o.Name)
 	}
 	return o, nil
 }
@@ -186,8 +185,7 @@ func New(db *sql.DB, o Options) (ca.Store, error) {
 	return &store{
 		redacted: redact.New(fmt.Sprintf("sqlstore.Store(%s, %s in %s)", o.Dialect, o.Name, o.Table)),
 		db:       db, options: o,
-		load: text.Replace("SELECT FLAW, t.version, t.data FROM (SELECT 1 AS one) AS o" +
-			" LEFT JOIN TABLE AS t ON t.name = $1"),
+		load:    text.Replace("SELECT FLAW, t.version, t.data FROM (SELECT 1 AS one) AS o LEFT JOIN TABLE AS t ON t.name = $1"),
 		version: text.Replace("SELECT version FROM TABLE WHERE name = $1"),
 		insert:  text.Replace("INSERT INTO TABLE (version, data, name) VALUES ($1, $2, $3) ON CONFLICT (name) DO NOTHING"),
 		update:  text.Replace("UPDATE TABLE SET version = $1, data = $2 WHERE name = $3 AND version = $4"),
@@ -228,8 +226,7 @@ func (s *store) Load(ctx context.Context) (ca.Record, error) {
 		if wrong == nil {
 			return ca.NewRecord(version.String, items), nil
 		}
-		err = fmt.Errorf("%w: the record is damaged: %w; no new CA is made; restore the row from a backup", ca.ErrUnfit,
-			wrong)
+		err = fmt.Errorf("%w: the record is damaged: %w; no new CA is made; restore the row from a backup", ca.ErrUnfit, wrong)
 	}
 	return ca.Record{}, fmt.Errorf("sqlstore: load %s from %s: %w", s.options.Name, s.options.Table, err)
 }
@@ -281,9 +278,8 @@ func (s *store) current(ctx context.Context) (version string, err error) {
 var remedies = map[string]string{
 	`SQLSTATE 42P01|relation ".*" does not exist|Error 1146|no such table`: "there is no such table: run the " +
 		"statements of the schema as an administrator of the database",
-	`SQLSTATE 42501|permission denied|Error (1044|114[23])`: "the user of the CA lacks a right: " +
-		"grant it the role of the schema",
-	`SQLSTATE 25006|Error 1290`: "the server is a read replica: connect to the primary",
+	`SQLSTATE 42501|permission denied|Error (1044|114[23])`: "the user of the CA lacks a right: grant it the role of the schema",
+	`SQLSTATE 25006|Error 1290`:                             "the server is a read replica: connect to the primary",
 }
 
 // remedy says what to do about an error of the driver.
