@@ -309,6 +309,7 @@ func (s *store) Watch(ctx context.Context, changed func()) {
 			last, known = now, true
 			changed()
 		}
+		_ = renew.Sleep(ctx, 20*time.Millisecond) // as each user of PostgreSQL may flood it with notices
 		renew.Wait(ctx, s.options.Poll/2+rand.N(s.options.Poll), wake)
 	}
 }
@@ -318,8 +319,7 @@ func (s *store) listen(ctx context.Context, changed func()) {
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		err := s.options.Listen(ctx, changed)
 		if ctx.Err() == nil {
-			s.options.Logger.LogAttrs(ctx, slog.LevelWarn, "the database gives no notices, and is only polled",
-				slog.Any("err", err), slog.Duration("retry_in", wait))
+			s.options.Logger.Warn("the database gives no notices, and is only polled", "err", err, "retry_in", wait)
 		}
 		if renew.Sleep(ctx, wait/2+rand.N(wait)) != nil {
 			return

@@ -34,6 +34,7 @@ type table struct {
 	fault error // of the driver; errHang waits for the context
 	twice bool  // the driver sends the next change twice
 	late  error // of the driver, for changes alone
+	asked int   // queries so far
 }
 
 type row struct{ version, data string }
@@ -72,6 +73,7 @@ func (c conn) QueryContext(ctx context.Context, query string, args []driver.Name
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.asked++
 	r, ok := c.rows[values[0]]
 	switch {
 	case strings.HasPrefix(query, "SELECT version FROM "):
@@ -325,6 +327,7 @@ func TestWatch(t *testing.T) {
 
 		notice := <-notices
 		for i := range 3 {
+			time.Sleep(time.Second)
 			version = must.Get(s.Save(t.Context(), item(version, "b")))(t)
 			notice()
 			notice()
@@ -335,6 +338,13 @@ func TestWatch(t *testing.T) {
 			synctest.Wait()
 			require.Len(t, calls, 3+i, "it is as it was")
 		}
+		before := d.asked
+		for range 1000 {
+			notice()
+			time.Sleep(time.Millisecond)
+		}
+		synctest.Wait()
+		assert.InDelta(t, 50, d.asked-before, 5, "queries in a second of many notices")
 		for i := range listens[2:] {
 			first, wait := listens[i+1].Sub(listens[i]), listens[i+2].Sub(listens[i+1])
 			assert.True(t, wait > first/4 && wait <= 90*time.Second, "%v after %v", wait, first)
