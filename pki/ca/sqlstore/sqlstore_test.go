@@ -35,6 +35,8 @@ type table struct {
 	twice bool  // the driver sends the next change twice
 	late  error // of the driver, for changes alone
 	asked int   // queries so far
+
+	slow time.Duration // of the next change, after which nothing is answered
 }
 
 type row struct{ version, data string }
@@ -93,6 +95,10 @@ func (c conn) ExecContext(ctx context.Context, query string, args []driver.Named
 	values, err := c.begin(ctx, args)
 	if err != nil {
 		return nil, err
+	}
+	if c.slow > 0 {
+		time.Sleep(c.slow)
+		c.fails(errHang)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -280,8 +286,13 @@ func TestPatience(t *testing.T) {
 		}
 		check()
 		require.NoError(t, held.Close())
-		d.fails(errHang)
+		mend := d.fails(errHang)
 		check()
+		mend()
+		d.slow = 6 * time.Second
+		began := time.Now()
+		require.ErrorIs(t, must.Err(s.Save(t.Context(), item("1", "a"))), context.DeadlineExceeded)
+		assert.LessOrEqual(t, time.Since(began), 10*time.Second, "with the question after a conflict")
 		require.NoError(t, db.Close())
 	})
 }
