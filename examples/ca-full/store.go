@@ -47,7 +47,7 @@ func (d *databases) define(fs *flag.FlagSet) {
 
 const (
 	table   = "svidkit_ca"
-	timeout = 10 * time.Second // of dialling, and of each statement
+	timeout = 10 * time.Second // of connecting, and of each statement
 )
 
 func schema(dialect string) func() (string, error) {
@@ -79,7 +79,8 @@ type connection struct {
 // connect returns how to connect, and refuses what would send the keys of the CA over a network in the clear.
 func (d *databases) connect(ctx context.Context, at *url.URL, hosts []string, log *slog.Logger) (*connection, error) {
 	for name := range at.Query() {
-		if lower := strings.ToLower(name); strings.HasPrefix(lower, "ssl") || strings.HasPrefix(lower, "tls") {
+		if lower := strings.ToLower(name); strings.HasPrefix(lower, "ssl") || strings.HasPrefix(lower, "tls") ||
+			strings.HasSuffix(lower, "plaintext") {
 			return nil, fmt.Errorf("the parameter %.64q is not for this program: TLS is as -store-identity says", name)
 		}
 	}
@@ -179,7 +180,8 @@ func (d *databases) postgres(ctx context.Context, at *url.URL, record string, lo
 	for _, f := range config.Fallbacks {
 		set(f.Host, &f.TLSConfig)
 	}
-	config.ConnectTimeout = cmp.Or(config.ConnectTimeout, timeout)
+	// A call tries all servers in its time.
+	config.ConnectTimeout = cmp.Or(config.ConnectTimeout, timeout/time.Duration(len(hosts)))
 	if !query.Has("default_query_exec_mode") {
 		config.DefaultQueryExecMode = pgx.QueryExecModeExec // PgBouncer may be between
 	}

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"log/slog"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -28,6 +30,7 @@ func TestStores(t *testing.T) {
 	}
 	password := filepath.Join(empty, "password")
 	require.NoError(t, os.WriteFile(password, []byte(" a word \r\n"), 0o600))
+	record := strings.Repeat("d", 255) + ".TOKENS" // of the longest trust domain
 	const another = "is another machine, so name a directory in -store-identity, for TLS"
 	for _, tc := range []struct{ url, flags, want string }{
 		{"//ca@127.0.0.1/ca", "", ""},
@@ -41,6 +44,7 @@ func TestStores(t *testing.T) {
 		{"//ca@localhost/ca?sslmode=verify-full", "", `the parameter "sslmode" is not for this program`},
 		{"//ca@db.test/ca?sslmode=disable", "-store-identity " + identity, `the parameter "sslmode" is not for this`},
 		{"//ca@localhost/ca?TLS=true", "", `the parameter "TLS" is not for this program`},
+		{"//ca@db.test/ca?allowFallbackToPlaintext=true", "-store-identity " + identity, "is not for this program"},
 		{"//ca@localhost/ca", "-store-server spiffe://db.test/server", "name a directory in -store-identity"},
 		{"//ca@db.test/ca", "-store-identity " + empty, "-store-identity: "},
 	} {
@@ -55,14 +59,14 @@ func TestStores(t *testing.T) {
 			require.NoError(t, fs.Parse(strings.Fields(tc.flags)))
 			open := map[string]func() error{
 				"postgres": func() error {
-					_, closes, err := d.postgres(ctx, must.Get(url.Parse(scheme+":"+tc.url))(t), "ca", slog.Default())
+					_, closes, err := d.postgres(ctx, must.Get(url.Parse(scheme+":"+tc.url))(t), record, slog.Default())
 					if err == nil {
 						closes()
 					}
 					return err
 				},
 				"mysql": func() error {
-					_, closes, err := d.mysql(ctx, must.Get(url.Parse(scheme+":"+tc.url))(t), "ca", slog.Default())
+					_, closes, err := d.mysql(ctx, must.Get(url.Parse(scheme+":"+tc.url))(t), record, slog.Default())
 					if err == nil {
 						closes()
 					}
@@ -101,4 +105,33 @@ func TestStores(t *testing.T) {
 	assert.Equal(t, " a word ", must.Get(d.password())(t), "without the end of the line alone")
 	d.passwordFile += "none"
 	require.ErrorContains(t, must.Err(d.password()), "-store-password-file: ")
+}
+
+// A server that does not answer, as one without power, leaves a call the time for the next server.
+func TestNextServer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for five seconds")
+	}
+	t.Parallel()
+	var addrs []string
+	var next net.Listener
+	for range 2 {
+		next = must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+		defer next.Close()
+		addrs = append(addrs, next.Addr().String())
+	}
+	reached := errors.New("reached")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	go func() {
+		if c, err := next.Accept(); err == nil {
+			cancel(reached)
+			_ = c.Close()
+		}
+	}()
+	var d databases
+	at := must.Get(url.Parse("postgres://ca@" + strings.Join(addrs, ",") + "/ca?target_session_attrs=read-write"))(t)
+	store, closes, err := d.postgres(t.Context(), at, "ca", slog.Default())
+	require.NoError(t, err)
+	defer closes()
+	require.ErrorIs(t, must.Err(store.Load(ctx)), reached)
 }

@@ -261,7 +261,7 @@ func TestCAFullStores(t *testing.T) {
 			require.NoError(t, os.WriteFile(password, []byte("SECRET"), 0o600))
 			wrong := func(want string, args ...string) {
 				t.Helper()
-				cmd := c.command(append(args, "-state-dir", operator, "-wait", "2s", "-istio-addr", "127.0.0.1:0",
+				cmd := c.command(append(args, "-state-dir", operator, "-wait", "5s", "-istio-addr", "127.0.0.1:0",
 					"-admin-addr=")...)
 				out, err := cmd.CombinedOutput()
 				require.Error(t, err)

@@ -188,6 +188,7 @@ func NewMariaDB(t testing.TB, settings ...string) *Database {
 	d := newDatabase(t, "mysql")
 	conf := d.Write(t, "run/my.cnf", "[mariadbd]\n")
 	d.configure(t, append([]string{
+		"tmpdir=" + d.File("run"), // as a server that starts in /tmp removes the tables of others there
 		"datadir=" + d.File("run/data"), "port=" + d.port, "bind-address=127.0.0.1", "socket=m.sock", "pid-file=m.pid",
 		"innodb-buffer-pool-size=8M", "innodb-log-file-size=8M", "innodb-use-native-aio=0", "aria-log-file-size=8M",
 		"performance-schema=OFF", "skip-name-resolve", "skip-log-bin", "max-connections=60",
@@ -224,7 +225,10 @@ func (d *Database) Stop() {
 // Kill ends all processes of the server at once, without a chance to clean up.
 func (d *Database) Kill(t testing.TB) {
 	t.Helper()
-	all := d.signal(t, syscall.SIGKILL)
+	all := d.signal(t, syscall.SIGSTOP) // as the children of one that has ended are not to be found
+	for _, pid := range all {
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+	}
 	<-d.process.done
 	require.Eventually(t, func() bool { return !slices.ContainsFunc(all, lives) }, time.Minute, 5*time.Millisecond)
 }
@@ -302,7 +306,8 @@ func (d *Database) Dump(t testing.TB, table string) string {
 			"-d", "svidkit")
 	}
 	Installed(t, "mariadb-dump", "mariadb-client")
-	return d.run(t, "", "mariadb-dump", "--no-defaults", "--protocol=tcp", "--host=127.0.0.1", "--port="+d.port,
+	// --replace, as a client may write a row between CREATE TABLE and LOCK TABLES
+	return d.run(t, "", "mariadb-dump", "--no-defaults", "--replace", "--protocol=tcp", "--host=127.0.0.1", "--port="+d.port,
 		"--user=root", "svidkit", table)
 }
 

@@ -280,6 +280,13 @@ func TestSQLStore(t *testing.T) {
 		p.options.Poll, p.options.Listen = time.Hour, listen(p.DSN("issuer", "svidkit", p.wire.addr))
 		storetest.Run(t, p.place)
 	})
+	t.Run("serializable PostgreSQL", func(t *testing.T) {
+		t.Parallel()
+		p := newSQLPlace(t, peers.NewPostgreSQL)
+		p.Admin(t, "ALTER ROLE issuer SET default_transaction_isolation = 'serializable'")
+		p.options.Poll = 50 * time.Millisecond
+		storetest.Run(t, p.place)
+	})
 	t.Run("MariaDB", func(t *testing.T) {
 		t.Parallel()
 		p := newSQLPlace(t, peers.NewMariaDB)
@@ -303,6 +310,9 @@ func TestSQLStore(t *testing.T) {
 				must.Get(admin.Exec(statement, args...))(t)
 			}
 			do(must.Get(sqlstore.Schema(o))(t))
+			hasty := must.Get(sql.Open("sqlite", file+"&_pragma=synchronous(normal)"))(t)
+			defer hasty.Close()
+			must.Fail(t, must.Err(must.Get(sqlstore.New(hasty, o))(t).Load(t.Context())), "as PRAGMA synchronous is not full")
 			return storetest.Place{
 				Open: func() (ca.Store, error) { return sqlstore.New(open(), o) },
 				Remove: func() func() {
@@ -352,6 +362,7 @@ func TestSQLStoreRefuses(t *testing.T) {
 				"as it is a read replica", "is a read replica: connect"},
 			{"SET GLOBAL innodb_flush_log_at_trx_commit = 2", "SET GLOBAL innodb_flush_log_at_trx_commit = 1",
 				"as innodb_flush_log_at_trx_commit is not 1", ""},
+			{"SET GLOBAL autocommit = OFF", "SET GLOBAL autocommit = ON", "as autocommit is off", ""},
 		}, []string{
 			"DELETE FROM svidkit_ca", "TRUNCATE svidkit_ca", "DROP TABLE svidkit_ca",
 			"ALTER TABLE svidkit_ca ADD COLUMN x text",
@@ -389,9 +400,13 @@ func TestSQLStoreRefuses(t *testing.T) {
 			}
 			require.Equal(t, version, must.Get(open().Load(t.Context()))(t).Version)
 
-			// The same user has another record in the same table, and none in that of another schema.
-			p.options.Name = "CA"
-			require.ErrorIs(t, must.Err(open().Load(t.Context())), ca.ErrNoRecord)
+			// The same user has other records in the same table, and none in that of another schema.
+			for _, name := range []string{"CA", strings.Repeat("n", 299) + "1", strings.Repeat("n", 299) + "2"} {
+				p.options.Name = name
+				require.ErrorIs(t, must.Err(open().Load(t.Context())), ca.ErrNoRecord)
+				must.Get(open().Save(t.Context(), item("", name)))(t)
+				require.Equal(t, name, string(must.Get(open().Load(t.Context()))(t).Data()["svidkit-x"]))
+			}
 			p.options.Table = "elsewhere.ca"
 			p.Admin(t, "CREATE SCHEMA elsewhere")
 			p.Admin(t, must.Get(sqlstore.Schema(p.options))(t))
@@ -471,7 +486,7 @@ func TestSQLStoreListensAgain(t *testing.T) {
 	}
 	stop()
 	watching.Wait()
-	assert.Contains(t, log.String(), "no notices of the database")
+	assert.Contains(t, log.String(), "the database gives no notices")
 	assert.Empty(t, calls, "it is called for changes alone")
 }
 

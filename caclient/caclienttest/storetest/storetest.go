@@ -374,13 +374,14 @@ func (c *counter) increment(s ca.Store) error {
 	}
 }
 
-// manyWriters: no addition is lost.
+// manyWriters: no addition is lost. Each store has two writers.
 func manyWriters(b *bench) {
-	const writers, each = 5, 12
+	const writers, each = 6, 10
 	c := counter{bench: b}
+	stores := []ca.Store{b.open(), b.open(), b.open()}
 	var wg sync.WaitGroup
-	for range writers {
-		s := b.open()
+	for i := range writers {
+		s := stores[i/2]
 		wg.Go(func() {
 			for range each {
 				if err := c.increment(s); err != nil {
@@ -456,7 +457,14 @@ func watch(b *bench) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	stop()
-	<-ended
+	b.eventually("returned from Watch, whose context is done", func() bool {
+		select {
+		case <-ended:
+			return true
+		default:
+			return false
+		}
+	})
 }
 
 // lostAnswer: the writer does not learn that its record is there, and finds it.
@@ -495,7 +503,11 @@ func (b *bench) interrupted(hook func() (mend func())) {
 	s := b.open()
 	version := b.save(s, "", "a")
 	for _, store := range []ca.Store{s, b.open()} {
-		mend := hook()
+		mend := sync.OnceFunc(hook())
+		late := time.AfterFunc(10*time.Second, func() {
+			b.Error("calls do not return when their contexts are done")
+			mend()
+		})
 		for range 2 {
 			ctx, cancel := context.WithTimeout(b.Context(), 200*time.Millisecond)
 			_, err := store.Load(ctx)
@@ -503,6 +515,9 @@ func (b *bench) interrupted(hook func() (mend func())) {
 			_, err = store.Save(ctx, record(version, "b"))
 			b.fails("Save without a connection", err)
 			cancel()
+		}
+		if !late.Stop() {
+			return
 		}
 		mend()
 		var r ca.Record
@@ -625,6 +640,8 @@ type fleet struct {
 
 // authority opens one, which does not run.
 func (b *bench) authority(ctx context.Context, create bool) (*ca.Authority, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
 	return ca.Open(ctx, ca.Config{
 		TrustDomain: domain, Create: create, DefaultTTL: time.Hour, MaxTTL: time.Hour,
 		Rotation: ca.Rotation{Manual: true, Propagation: propagation},
@@ -681,12 +698,14 @@ func (f *fleet) rotate(i int, meanwhile func()) {
 	f.Helper()
 	before := f.signer(0)
 	outcome := make(chan error)
+	ctx, cancel := context.WithTimeout(f.Context(), time.Minute)
+	defer cancel()
 	go func() {
 		for {
-			root, err := f.replicas[i].Rotate(f.Context())
+			root, err := f.replicas[i].Rotate(ctx)
 			if err == nil {
 				f.reported = append(f.reported, root.ID)
-			} else if meanwhile != nil && !errors.Is(err, ca.ErrRotating) && f.Context().Err() == nil {
+			} else if meanwhile != nil && !errors.Is(err, ca.ErrRotating) && ctx.Err() == nil {
 				time.Sleep(20 * time.Millisecond)
 				continue
 			} else if meanwhile != nil {

@@ -32,6 +32,7 @@ var bugs = map[string]string{
 	"drops empty items":                   "contents",
 	"has the hash as version":             "versions",
 	"replaces any version":                "versions",
+	"has another error for a conflict":    "versions",
 	"ignores the context":                 "ended context",
 	"prints":                              "printing",
 	"takes damage for nothing":            "damage",
@@ -44,6 +45,7 @@ var bugs = map[string]string{
 	"loses what had no answer":            "lost answer",
 	"takes lost connections for nothing":  "lost connections",
 	"answers from memory":                 "no answer",
+	"waits longer than its context":       "no answer",
 	"asks a copy":                         "copy that is behind",
 	"loses the last record in a failover": "failover",
 	"loses a record without an answer":    "failover before the answer",
@@ -156,6 +158,9 @@ func (s *store) fails(ctx context.Context) error {
 		return context.Cause(ctx)
 	case fault == "hangs" && p.bug != "answers from memory":
 		<-ctx.Done()
+		for hangs := true; hangs && p.bug == "waits longer than its context"; time.Sleep(time.Millisecond) {
+			p.set(func() { hangs = p.fault == "hangs" })
+		}
 		return ctx.Err()
 	case fault == "broken" && p.bug == "takes lost connections for nothing",
 		fault == "missing" && p.bug == "takes a missing place for no record",
@@ -199,11 +204,14 @@ func (s *store) Save(ctx context.Context, r ca.Record) (string, error) {
 	defer p.mu.Unlock()
 	if r.Version != p.record.Version && !(p.record.Version == "" && p.bug == "makes a record that is not there") &&
 		!(p.record.Version != "" && r.Version != "" && p.bug == "replaces any version") {
+		if p.bug == "has another error for a conflict" && r.Version != "" && p.record.Version != "" {
+			return "", errors.New("it has changed")
+		}
 		return "", ca.ErrConflict
 	}
 	pause := func() {
 		p.mu.Unlock()
-		time.Sleep(time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // in which all others get here on a slow machine, too
 		p.mu.Lock()
 	}
 	if p.bug == "compares first, then sets" || p.bug == "compares, waits, and sets" {

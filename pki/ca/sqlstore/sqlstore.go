@@ -10,7 +10,8 @@
 // The dialect is "postgres" for PostgreSQL 14 or later with the drivers pgx or pq; "mysql" for MySQL 8 and MariaDB
 // 10.5 or later, with go-sql-driver/mysql; and "sqlite" for SQLite 3.35 or later, in a file on a local disk, with the
 // drivers modernc.org/sqlite or mattn/go-sqlite3. Each call of the store is one short statement outside a
-// transaction, so a pool of two or three connections is enough, and PgBouncer may be between.
+// transaction, so a pool of two or three connections is enough. PgBouncer may be between, for pgx with
+// default_query_exec_mode=exec in the data source name.
 //
 // # The table and its rights
 //
@@ -18,7 +19,8 @@
 // insert and update its rows and nothing else: that role cannot delete the record, and the CA needs no other. A client
 // that may read the table can sign for the whole trust domain, unless custody of package ca keeps the keys elsewhere
 // or seals the record. The same holds for each dump, backup and standby of the database. Several CAs may share the
-// table under different names.
+// table under different names. The role belongs to the server: its members may use the table of that name in each
+// database, so that CAs that must not read each other's keys need tables with different names.
 //
 // # Concurrent writers
 //
@@ -84,8 +86,8 @@ type Options struct {
 	// letters, digits and underscores; empty means svidkit_ca.
 	Table string
 
-	// Name is the name of the record among those in the table: at most 64 letters, digits, dots, hyphens and
-	// underscores; empty means ca.
+	// Name is the name of the record among those in the table, such as the trust domain: at most 300 letters, digits,
+	// dots, hyphens and underscores; empty means ca.
 	Name string
 
 	// Poll is how often Watch asks for the version of the record; 0 or less means 2 seconds.
@@ -111,14 +113,20 @@ var dialects = map[string][]string{
 		" WHEN current_setting('synchronous_commit') = 'off' THEN 'synchronous_commit is off'" +
 		" WHEN pg_logical_emit_message(true, 'svidkit', '') IS NULL THEN '' END"},
 	"mysql": {"FLAW", "CASE WHEN @@global.read_only NOT IN ('0', 'OFF') THEN 'it is a read replica (read_only)'" +
-		" WHEN @@global.innodb_flush_log_at_trx_commit NOT IN (1, 3) THEN 'innodb_flush_log_at_trx_commit is not 1' END",
+		" WHEN @@global.innodb_flush_log_at_trx_commit NOT IN (1, 3) THEN 'innodb_flush_log_at_trx_commit is not 1'" +
+		" WHEN NOT @@autocommit THEN 'autocommit is off' END",
 		"INSERT", "INSERT IGNORE", " ON CONFLICT (name) DO NOTHING", "", "$1", "?", "$2", "?", "$3", "?", "$4", "?"},
-	"sqlite": {"FLAW", "NULL", "$1", "?", "$2", "?", "$3", "?", "$4", "?"},
+	"sqlite": {"FLAW", "(SELECT 'PRAGMA synchronous is not full' FROM pragma_synchronous WHERE synchronous < 2)",
+		"$1", "?", "$2", "?", "$3", "?", "$4", "?"},
 }
 
 var (
 	tableForm = regexp.MustCompile(`^([a-z_][a-z0-9_]*\.)?[a-z_][a-z0-9_]*$`)
-	nameForm  = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
+	nameForm  = regexp.MustCompile(`^[A-Za-z0-9._-]{1,300}$`)
+
+	// overtaken is the form of drivers' errors for a statement that had no effect, as another writer was faster:
+	// PostgreSQL with an isolation level above READ COMMITTED, Galera and Group Replication.
+	overtaken = regexp.MustCompile(`SQLSTATE 40001|could not serialize access|Error (1020|1213|3101)`)
 )
 
 // withDefaults returns checked options.
@@ -131,8 +139,7 @@ func (o Options) withDefaults() (Options, error) {
 	case len(o.Table) > 32 || !tableForm.MatchString(o.Table):
 		return o, fmt.Errorf("sqlstore: invalid Options: Table %.64q is not at most 32 of a-z, 0-9 and '_'", o.Table)
 	case !nameForm.MatchString(o.Name):
-		return o, fmt.Errorf("sqlstore: invalid Options: Name %.99q is not at most 64 letters, digits, '.', '-' and '_'",
-			o.Name)
+		return o, fmt.Errorf("sqlstore: invalid Options: Name %.99q is not at most 300 letters, digits, '.', '-' and '_'", o.Name)
 	}
 	return o, nil
 }
@@ -178,8 +185,7 @@ func New(db *sql.DB, o Options) (ca.Store, error) {
 	return &store{
 		redacted: redact.New(fmt.Sprintf("sqlstore.Store(%s, %s in %s)", o.Dialect, o.Name, o.Table)),
 		db:       db, options: o,
-		load: text.Replace("SELECT FLAW, t.version, t.data FROM (SELECT 1 AS one) AS o" +
-			" LEFT JOIN TABLE AS t ON t.name = $1"),
+		load:    text.Replace("SELECT FLAW, t.version, t.data FROM (SELECT 1 AS one) AS o LEFT JOIN TABLE AS t ON t.name = $1"),
 		version: text.Replace("SELECT version FROM TABLE WHERE name = $1"),
 		insert:  text.Replace("INSERT INTO TABLE (version, data, name) VALUES ($1, $2, $3) ON CONFLICT (name) DO NOTHING"),
 		update:  text.Replace("UPDATE TABLE SET version = $1, data = $2 WHERE name = $3 AND version = $4"),
@@ -220,8 +226,7 @@ func (s *store) Load(ctx context.Context) (ca.Record, error) {
 		if wrong == nil {
 			return ca.NewRecord(version.String, items), nil
 		}
-		err = fmt.Errorf("%w: the record is damaged: %w; no new CA is made; restore the row from a backup", ca.ErrUnfit,
-			wrong)
+		err = fmt.Errorf("%w: the record is damaged: %w; no new CA is made; restore the row from a backup", ca.ErrUnfit, wrong)
 	}
 	return ca.Record{}, fmt.Errorf("sqlstore: load %s from %s: %w", s.options.Name, s.options.Table, err)
 }
@@ -246,14 +251,15 @@ func (s *store) replace(ctx context.Context, old, version, text string) error {
 	if old != "" {
 		statement, args = s.update, append(args, old)
 	}
+	var n int64
 	result, err := s.db.ExecContext(asking, statement, args...)
-	if err != nil {
+	if err == nil {
+		n, err = result.RowsAffected()
+	}
+	if n == 1 || err != nil && !overtaken.MatchString(err.Error()) {
 		return err
 	}
-	if n, err := result.RowsAffected(); err != nil || n == 1 {
-		return err
-	}
-	have, err := s.current(ctx)
+	have, err := s.current(asking)
 	if err == nil && have != version { // it has ours if the driver sent the statement twice
 		err = fmt.Errorf("%w: version %q was to be replaced, there is %q", ca.ErrConflict, old, have)
 	}
@@ -272,9 +278,8 @@ func (s *store) current(ctx context.Context) (version string, err error) {
 var remedies = map[string]string{
 	`SQLSTATE 42P01|relation ".*" does not exist|Error 1146|no such table`: "there is no such table: run the " +
 		"statements of the schema as an administrator of the database",
-	`SQLSTATE 42501|permission denied|Error (1044|114[23])`: "the user of the CA lacks a right: " +
-		"grant it the role of the schema",
-	`SQLSTATE 25006|Error 1290`: "the server is a read replica: connect to the primary",
+	`SQLSTATE 42501|permission denied|Error (1044|114[23])`: "the user of the CA lacks a right: grant it the role of the schema",
+	`SQLSTATE 25006|Error 1290`:                             "the server is a read replica: connect to the primary",
 }
 
 // remedy says what to do about an error of the driver.
@@ -304,6 +309,7 @@ func (s *store) Watch(ctx context.Context, changed func()) {
 			last, known = now, true
 			changed()
 		}
+		_ = renew.Sleep(ctx, 20*time.Millisecond) // as each user of PostgreSQL may flood it with notices
 		renew.Wait(ctx, s.options.Poll/2+rand.N(s.options.Poll), wake)
 	}
 }
@@ -313,8 +319,7 @@ func (s *store) listen(ctx context.Context, changed func()) {
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		err := s.options.Listen(ctx, changed)
 		if ctx.Err() == nil {
-			s.options.Logger.LogAttrs(ctx, slog.LevelWarn, "the database gives no notices, and is only polled",
-				slog.Any("err", err), slog.Duration("retry_in", wait))
+			s.options.Logger.Warn("the database gives no notices, and is only polled", "err", err, "retry_in", wait)
 		}
 		if renew.Sleep(ctx, wait/2+rand.N(wait)) != nil {
 			return

@@ -33,6 +33,10 @@ type table struct {
 	cut   func()
 	fault error // of the driver; errHang waits for the context
 	twice bool  // the driver sends the next change twice
+	late  error // of the driver, for changes alone
+	asked int   // queries so far
+
+	slow time.Duration // of the next change, after which nothing is answered
 }
 
 type row struct{ version, data string }
@@ -71,6 +75,7 @@ func (c conn) QueryContext(ctx context.Context, query string, args []driver.Name
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.asked++
 	r, ok := c.rows[values[0]]
 	switch {
 	case strings.HasPrefix(query, "SELECT version FROM "):
@@ -91,8 +96,15 @@ func (c conn) ExecContext(ctx context.Context, query string, args []driver.Named
 	if err != nil {
 		return nil, err
 	}
+	if c.slow > 0 {
+		time.Sleep(c.slow)
+		c.fails(errHang)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.late != nil {
+		return nil, c.late
+	}
 	have, ok := c.rows[values[2]]
 	if update := strings.HasPrefix(query, "UPDATE"); update && (!ok || have.version != values[3]) || !update && ok {
 		return driver.RowsAffected(0), nil
@@ -187,6 +199,31 @@ func TestSentTwice(t *testing.T) {
 	}
 }
 
+// Databases have errors for a writer that came second. They are conflicts, and other errors are not.
+func TestOvertaken(t *testing.T) {
+	t.Parallel()
+	d := newTable()
+	s, _ := d.store(t, sqlstore.Options{})
+	version := must.Get(s.Save(t.Context(), item("", "a")))(t)
+	for text, conflict := range map[string]bool{
+		"ERROR: could not serialize access due to concurrent update (SQLSTATE 40001)": true,
+		"pq: could not serialize access due to read/write dependencies":               true,
+		"Error 1020 (HY000): Record has changed since last read in table":             true,
+		"Error 1213 (40001): Deadlock found when trying to get lock":                  true,
+		"Error 3101 (40000): Plugin instructed the server to rollback":                true,
+		"Error 1205 (HY000): Lock wait timeout exceeded":                              false,
+		"ERROR: canceling statement due to user request (SQLSTATE 57014)":             false,
+	} {
+		for _, v := range []string{"", version} {
+			d.late = errors.New(text)
+			err := must.Err(s.Save(t.Context(), item(v, "b")))
+			require.Equal(t, conflict, errors.Is(err, ca.ErrConflict), "%v", err)
+			d.late = nil
+		}
+	}
+	require.Equal(t, version, must.Get(s.Load(t.Context()))(t).Version)
+}
+
 // What is in the row, or is said of the server, is told apart from a row that is not there.
 func TestLoadRefuses(t *testing.T) {
 	t.Parallel()
@@ -249,8 +286,13 @@ func TestPatience(t *testing.T) {
 		}
 		check()
 		require.NoError(t, held.Close())
-		d.fails(errHang)
+		mend := d.fails(errHang)
 		check()
+		mend()
+		d.slow = 6 * time.Second
+		began := time.Now()
+		require.ErrorIs(t, must.Err(s.Save(t.Context(), item("1", "a"))), context.DeadlineExceeded)
+		assert.LessOrEqual(t, time.Since(began), 10*time.Second, "with the question after a conflict")
 		require.NoError(t, db.Close())
 	})
 }
@@ -296,6 +338,7 @@ func TestWatch(t *testing.T) {
 
 		notice := <-notices
 		for i := range 3 {
+			time.Sleep(time.Second)
 			version = must.Get(s.Save(t.Context(), item(version, "b")))(t)
 			notice()
 			notice()
@@ -306,6 +349,13 @@ func TestWatch(t *testing.T) {
 			synctest.Wait()
 			require.Len(t, calls, 3+i, "it is as it was")
 		}
+		before := d.asked
+		for range 1000 {
+			notice()
+			time.Sleep(time.Millisecond)
+		}
+		synctest.Wait()
+		assert.InDelta(t, 50, d.asked-before, 5, "queries in a second of many notices")
 		for i := range listens[2:] {
 			first, wait := listens[i+1].Sub(listens[i]), listens[i+2].Sub(listens[i+1])
 			assert.True(t, wait > first/4 && wait <= 90*time.Second, "%v after %v", wait, first)
@@ -329,8 +379,8 @@ func TestOptions(t *testing.T) {
 		`Table "A" is not at most 32`:                    {Dialect: "mysql", Table: "A"},
 		`Table "a.b.c" is not at most 32`:                {Dialect: "mysql", Table: "a.b.c"},
 		`Table "` + strings.Repeat("a", 33) + `" is not`: {Dialect: "mysql", Table: strings.Repeat("a", 33)},
-		`Name "a'b" is not at most 64 letters`:           {Dialect: "sqlite", Name: "a'b"},
-		`Name "` + strings.Repeat("a", 65) + `" is not`:  {Dialect: "sqlite", Name: strings.Repeat("a", 65)},
+		`Name "a'b" is not at most 300 letters`:          {Dialect: "sqlite", Name: "a'b"},
+		`Name "` + strings.Repeat("a", 99):               {Dialect: "sqlite", Name: strings.Repeat("a", 301)},
 	} {
 		must.Fail(t, must.Err(sqlstore.New(db, o)), "sqlstore: invalid Options: "+want)
 		must.Fail(t, must.Err(sqlstore.Schema(o)), "sqlstore: invalid Options: "+want)

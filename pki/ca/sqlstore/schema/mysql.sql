@@ -1,6 +1,6 @@
 -- The table of the CA. Run this as an administrator of the database.
 CREATE TABLE IF NOT EXISTS {table} (
-    name varchar(64) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY,
+    name varchar(300) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY,
     version varchar(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     data longtext CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL
 ) ENGINE=InnoDB;

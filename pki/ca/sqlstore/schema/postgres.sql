@@ -1,6 +1,6 @@
 -- The table of the CA. Run this as an administrator of the database.
 CREATE TABLE IF NOT EXISTS {table} (
-    name varchar(64) PRIMARY KEY,
+    name varchar(300) PRIMARY KEY,
     version varchar(128) NOT NULL,
     data text NOT NULL
 );
