@@ -73,22 +73,22 @@ func (a *Authority) read(ctx context.Context, r Record, now time.Time) (*rotatio
 	return d, changed, nil
 }
 
-// stateOf returns our state in a record, nil if it has none, and whether the record is to be in the other form: sealed
-// or not, or sealed by another key.
+// stateOf returns our state in a record, nil if it has none, and whether to write the record in another form: sealed or
+// not, or sealed by another key.
 func (a *Authority) stateOf(ctx context.Context, r Record) (state []byte, otherForm bool, err error) {
 	state = r.Data()[stateName]
 	b, sealed := r.Data()[sealedName]
-	otherForm = sealed != a.seals
+	starts := a.state.Load() == nil // later, replicas with other settings would take turns
 	switch {
 	case !sealed:
-		return state, otherForm, nil
+		return state, starts && a.seals, nil
 	case state != nil:
 		return nil, false, fmt.Errorf("there are %s and %s: restore the record from a backup", stateName, sealedName)
 	case a.custody == nil:
 		return nil, false, errors.New("the record is sealed, and no key is named to unseal it")
 	}
 	state, anew, err := a.custody.unseal(ctx, b)
-	return state, otherForm || anew, err
+	return state, starts && (anew || !a.seals), err
 }
 
 func (a *Authority) parse(ctx context.Context, r Record, now time.Time) (*rotation.Document, bool, error) {
@@ -118,11 +118,8 @@ func (a *Authority) parse(ctx context.Context, r Record, now time.Time) (*rotati
 	if err != nil {
 		return nil, false, fmt.Errorf("%s: %w", stateName, err)
 	}
-	if d.Begun() {
-		return d, false, nil
-	}
 	active := d.In(rotation.Root, rotation.Active)
-	if plugged := a.files != nil; plugged != (active == nil) {
+	if plugged := a.files != nil; plugged != (active == nil) && !d.Begun() {
 		return nil, false, errors.New("it is the record of a CA with roots of its own for one of plugged-in files, " +
 			"or the other way round; give each its own store")
 	}

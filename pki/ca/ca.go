@@ -303,10 +303,10 @@ type Authority struct {
 	store Store         // nil for an authority in memory
 	files *pluggedFiles // nil if the authority makes its own roots
 
-	custody keeper                       // nil for none
-	holds   bool                         // its custodian makes the next keys
-	seals   bool                         // it seals the records
-	failed  atomic.Pointer[custodyError] // of the last signature at a custodian; nil if it worked
+	custody keeper   // nil for none
+	holds   bool     // its custodian makes the next keys
+	seals   bool     // it seals the records
+	failed  sync.Map // the failure of the last signature with each private key at a custodian, by name; none if it worked
 
 	state   atomic.Pointer[state] // replaced under mu, read without it
 	writing chan struct{}         // one slot, for the caller that reads and writes the store

@@ -63,14 +63,14 @@ type Sealer interface {
 // Custody says where the private keys of an [Authority] are made and kept; the zero value means in its store.
 type Custody struct {
 	// Keys makes the next keys, which the store then names and does not hold; nil means that they are made in the
-	// store. One rotation of the root and of the key for JWT-SVIDs moves all keys here, or back.
+	// store. One rotation of the root, without KeepKey, and of the key for JWT-SVIDs moves all keys here, or back.
 	Keys Custodian
 
 	// Former are custodians of keys that were made before, so that these sign until the rotation is over.
 	Former []Custodian
 
 	// Seal encrypts each record in the store, so that a copy of the store gives no key; nil means that records are in
-	// the clear. An authority writes the record at once if it is in the other form.
+	// the clear. [Open] writes the record at once if it is in the other form.
 	Seal Sealer
 
 	// Unseal decrypts records that another Sealer has sealed, to move out of it.
@@ -78,7 +78,7 @@ type Custody struct {
 }
 
 const (
-	maxCalls     = 64               // of custodians at a time
+	maxCalls     = 64               // at a time that sign with one key, or that do not sign
 	signPatience = 15 * time.Second // for a signature, and for other calls
 	makePatience = time.Minute      // for a new key: a large RSA key in hardware takes its time
 	keepInterval = 10 * time.Second // between the works of keep
@@ -92,7 +92,7 @@ func (e *custodyError) Unwrap() error { return e.error }
 // keeper is what an authority does with its [Custody]. It is an interface, so that the linker leaves all of it out of
 // a program that has none. For that, no type that an Authority holds may name Custody.
 type keeper interface {
-	call(ctx context.Context, patience time.Duration, f func(context.Context) error) error
+	call(ctx context.Context, name string, patience time.Duration, f func(context.Context) error) error
 	key(name string, public crypto.PublicKey) crypto.Signer
 	makeKey(ctx context.Context, kind rotation.Kind, alg string) (rotation.Key, error)
 	begin(ctx context.Context, d *rotation.Document, version string, now time.Time) (based, error)
@@ -107,38 +107,43 @@ type keeper interface {
 type custody struct {
 	*Authority
 	Custody
-	all   []Custodian   // that may have a key
-	calls chan struct{} // a slot for each call under way
-	found sync.Map      // private keys by name
+	all   []Custodian // that may have a key
+	found sync.Map    // private keys by name
+	slots sync.Map    // channels with room for the calls that sign with one key, by its name, and for others, by ""
 }
 
 func (c Custody) keeper(a *Authority) keeper {
 	all := slices.Concat([]Custodian{c.Keys}, c.Former)
 	all = slices.DeleteFunc(all, func(from Custodian) bool { return from == nil })
 	a.holds, a.seals = c.Keys != nil, c.Seal != nil
-	return &custody{Authority: a, Custody: c, all: all, calls: make(chan struct{}, maxCalls)}
+	return &custody{Authority: a, Custody: c, all: all}
 }
 
-// call runs f until ctx is done or patience has passed. An f that does not return then keeps its slot until it does,
-// and may still write to its variables, which the caller must not use after an error.
-func (c *custody) call(ctx context.Context, patience time.Duration, f func(context.Context) error) error {
+// call runs f, which signs with the private key with this name, or with "" does something else, until ctx is done or
+// patience has passed. An f that does not return then keeps its slot until it does, and may still write to its
+// variables, which the caller must not use after an error.
+func (c *custody) call(ctx context.Context, name string, patience time.Duration, f func(context.Context) error) error {
+	of, _ := c.slots.LoadOrStore(name, make(chan struct{}, maxCalls))
+	slots := of.(chan struct{})
 	waiting, cancel := context.WithTimeoutCause(ctx, patience,
 		fmt.Errorf("it has not answered for %v: %w", patience, context.DeadlineExceeded))
 	defer cancel()
 	done := make(chan error, 1)
 	select {
-	case c.calls <- struct{}{}:
-		go func() { defer func() { <-c.calls }(); done <- f(waiting) }()
+	case slots <- struct{}{}:
+		go func() { defer func() { <-slots }(); done <- f(waiting) }()
 	case <-waiting.Done():
 	}
+	var err error
 	select {
-	case err := <-done:
-		return err
+	case err = <-done:
 	case <-waiting.Done():
+		err = &custodyError{context.Cause(waiting)}
 	}
-	err := &custodyError{context.Cause(waiting)}
-	if ctx.Err() == nil {
-		c.failed.Store(err)
+	if failed, ok := errors.AsType[*custodyError](err); ok && ctx.Err() == nil && name != "" {
+		c.failed.Store(name, failed) // for Health
+	} else if err == nil {
+		c.failed.Delete(name)
 	}
 	return err
 }
@@ -151,10 +156,12 @@ func (c *custody) find(ctx context.Context, name string, public crypto.PublicKey
 	}
 	err := fmt.Errorf("no custodian that is named has it: %w", fs.ErrNotExist)
 	for _, from := range c.all {
-		key, failed := from.Key(ctx, name)
+		asking, cancel := context.WithTimeout(ctx, signPatience/time.Duration(1+len(c.all))) // or the others have no time
+		key, failed := from.Key(asking, name)
+		cancel()
 		switch {
 		case failed == nil && !pki.PublicKeysEqual(key.Public(), public):
-			return nil, fmt.Errorf("%w: the custodian has another key with this name", pki.ErrKeyMismatch)
+			err = fmt.Errorf("%w: the custodian has another key with this name", pki.ErrKeyMismatch)
 		case failed == nil:
 			c.found.Store(name, key)
 			return key, nil
@@ -194,12 +201,7 @@ func (h *held) Sign(rand io.Reader, digest []byte, opts crypto.SignerOpts) (sign
 	}
 	if err != nil {
 		h.found.Delete(h.name)
-		failed := &custodyError{fmt.Errorf("sign with the private key %s: %w", h.name, err)}
-		h.failed.Store(failed)
-		return nil, failed
-	}
-	if h.failed.Load() != nil { // so that signatures do not all write to one cache line
-		h.failed.Store(nil)
+		return nil, &custodyError{fmt.Errorf("sign with the private key %s: %w", h.name, err)}
 	}
 	return signature, nil
 }
@@ -221,12 +223,12 @@ func verified(key crypto.PublicKey, digest, signature []byte, opts crypto.Signer
 }
 
 // probe signs something that means nothing.
-func (c *custody) probe(ctx context.Context, key crypto.Signer) error {
-	hash := crypto.SHA256
+func (c *custody) probe(ctx context.Context, k *rotation.Key) error {
+	key, hash := k.Secret(), crypto.SHA256
 	if _, ok := key.Public().(ed25519.PublicKey); ok {
 		hash = 0
 	}
-	return c.call(ctx, signPatience, func(context.Context) error {
+	return c.call(ctx, k.Name, signPatience, func(context.Context) error {
 		_, err := crypto.SignMessage(key, rand.Reader, []byte("svidkit: a probe of a private key"), hash)
 		return err
 	})
@@ -246,7 +248,7 @@ func (a *Authority) Orphans(ctx context.Context) ([]string, error) {
 func (c *custody) makeKey(ctx context.Context, kind rotation.Kind, alg string) (rotation.Key, error) {
 	var name string
 	err := c.update(ctx, "", func(d *rotation.Document, now time.Time) error {
-		name, _ = d.Stake(kind.String()+" "+c.keyAlgorithm(kind, alg), now, 2*makePatience)
+		name, _ = d.Stake(kind.String()+" "+c.keyAlgorithm(kind, alg), now, 2*makePatience+c.cfg.Backdate)
 		return errRemark
 	})
 	if err != nil {
@@ -259,7 +261,7 @@ func (c *custody) makeKey(ctx context.Context, kind rotation.Kind, alg string) (
 func (c *custody) makeHeld(ctx context.Context, kind rotation.Kind, alg, name string) (rotation.Key, error) {
 	var key crypto.Signer
 	var k rotation.Key
-	err := c.call(ctx, makePatience, func(ctx context.Context) (err error) {
+	err := c.call(ctx, "", makePatience, func(ctx context.Context) (err error) {
 		key, err = c.Keys.NewKey(ctx, name, c.keyAlgorithm(kind, alg))
 		if errors.Is(err, fs.ErrExist) {
 			key, err = c.Keys.Key(ctx, name)
@@ -268,7 +270,7 @@ func (c *custody) makeHeld(ctx context.Context, kind rotation.Kind, alg, name st
 	})
 	if err == nil {
 		c.found.Store(name, key)
-		err = c.call(ctx, signPatience, func(context.Context) (err error) { // it signs itself
+		err = c.call(ctx, "", signPatience, func(context.Context) (err error) { // it signs itself
 			k, err = c.keyOf(kind, alg, c.key(name, key.Public()))
 			return err
 		})
@@ -313,21 +315,21 @@ func (c *custody) check(ctx context.Context, d *rotation.Document) error {
 		if k.Name == "" {
 			continue
 		}
-		err := c.probe(ctx, k.Secret())
+		err := c.probe(ctx, &k)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, pki.ErrKeyMismatch) {
-			if all, _ := c.heldKeys(ctx, d); len(all) == 0 {
+			if all, failed := c.heldKeys(ctx, d); failed == nil && len(all) == 0 {
 				return fmt.Errorf("ca: %v %s of %s: %w; name the custodian that has it, which may be a former one: %w",
 					k.Kind(), k.ID, c.cfg.TrustDomain, ErrUnfit, err)
 			}
-			err = fmt.Errorf("%w; the custodian has other keys of this CA, so that the record may be an old copy: restore "+
-				"a newer one, or revoke the key now, so that its successor signs", err)
+			err = fmt.Errorf("%w; name the former custodian that has it; if none has it, the record may be an old copy: "+
+				"restore a newer one, or revoke the key now, so that its successor signs", err)
 		}
 		if err != nil {
 			c.cfg.Logger.LogAttrs(ctx, slog.LevelError, "a private key at its custodian does not sign",
 				slog.String(k.Kind().IDName(), k.ID), slog.Any("err", err))
 		}
 		if errors.Is(err, context.DeadlineExceeded) {
-			return nil // the next keys would make a command wait for longer than it may
+			break // the start does not wait for each key
 		}
 	}
 	return nil
@@ -337,7 +339,7 @@ func (c *custody) check(ctx context.Context, d *rotation.Document) error {
 func (c *custody) heldKeys(ctx context.Context, d *rotation.Document) (all []string, _ error) {
 	for _, from := range c.all {
 		var names []string
-		failed := c.call(ctx, signPatience, func(ctx context.Context) (err error) {
+		failed := c.call(ctx, "", signPatience, func(ctx context.Context) (err error) {
 			names, err = from.Keys(ctx, rotation.NamePrefix(d.Authority))
 			return err
 		})
@@ -370,11 +372,13 @@ func (c *custody) orphans(ctx context.Context) ([]string, error) {
 func (c *custody) keep(ctx context.Context) {
 	for n := 0; renew.Sleep(ctx, keepInterval) == nil; n++ {
 		s := c.current()
-		if k := s.active(); k.Name != "" && (c.failed.Load() != nil || n%6 == 0) {
-			_ = c.probe(ctx, k.Secret()) // for Health
+		for _, kind := range rotation.Kinds {
+			if k := s.In(kind, rotation.Active); k != nil && k.Name != "" && (n%6 == 0 || c.keyError(s, kind) != nil) {
+				_ = c.probe(ctx, k) // for Health
+			}
 		}
 		for _, l := range s.Loose {
-			if age := time.Since(l.Since); !s.dirty && n%6 == 0 && age > c.cfg.Backdate && (l.Use == "" || age > time.Hour) {
+			if age := time.Since(l.Since); n%6 == 0 && age > c.cfg.Backdate && (l.Use == "" || age > time.Hour) && len(c.all) > 0 {
 				c.discard(ctx, l)
 			}
 		}
@@ -390,10 +394,10 @@ func (c *custody) keep(ctx context.Context) {
 
 // discard takes a private key that no key has a step further.
 func (c *custody) discard(ctx context.Context, l rotation.Loose) {
-	var err error
-	for _, from := range c.all {
-		if l.Use == "" {
-			err = cmp.Or(err, c.call(ctx, signPatience, func(ctx context.Context) error {
+	err := c.update(ctx, "", nil) // an older record may have been restored, which needs the key
+	if err == nil && l.Use == "" && slices.Contains(c.current().Loose, l) {
+		for _, from := range c.all {
+			err = cmp.Or(err, c.call(ctx, "", signPatience, func(ctx context.Context) error {
 				return from.Destroy(ctx, l.Name)
 			}))
 		}

@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -517,24 +519,6 @@ func TestHangingCustodianIsBounded(t *testing.T) {
 	})
 }
 
-// A start waits for a custodian that hangs once, however many keys it has, so that a command that taints or revokes has
-// the time for it.
-func TestStartWhileCustodianHangs(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		store, keys := ca.NewMemoryStore(), custodian.New()
-		a := open(t, store, withJWT, heldBy(keys))
-		must.Get(a.Rotate(t.Context()))(t)
-		must.Get(a.RotateJWT(t.Context()))(t)
-		keys.Fault = func(ctx context.Context, _, _ string) error {
-			<-ctx.Done()
-			return context.Cause(ctx)
-		}
-		start := time.Now()
-		open(t, store, withJWT, heldBy(keys))
-		assert.Less(t, time.Since(start), 20*time.Second)
-	})
-}
-
 // A signature that is wrong does not leave, whatever it is for.
 func TestWrongSignatures(t *testing.T) {
 	t.Parallel()
@@ -788,4 +772,452 @@ func TestSealed(t *testing.T) {
 	assert.Equal(t, root, d.Signer())
 	assert.Equal(t, root, open(t, store, withJWT).Signer(), "it is in the clear")
 	assert.Contains(t, load(t, store).Data(), "ca-key.pem")
+}
+
+// hanging has signatures with keys wait until the result is closed, from when on is set.
+func hanging(t testing.TB, keys *custodian.Custodian, on *atomic.Bool) {
+	release := make(chan struct{})
+	keys.Fault = func(_ context.Context, op, _ string) error {
+		if on.Load() && op == "sign" {
+			<-release
+		}
+		return nil
+	}
+	t.Cleanup(func() { close(release) })
+}
+
+// Signatures that never return stop those with their keys, and nothing at another custodian: the store is unsealed and
+// sealed, and a stolen root gets a successor, which signs.
+func TestHangingSignatures(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, other, store, hangs := custodian.New(), custodian.New(), ca.NewMemoryStore(), new(atomic.Bool)
+		hanging(t, keys, hangs)
+		sealed := custody(func(o *ca.Custody) { o.Seal = other })
+		a := open(t, store, heldBy(keys), sealed)
+		b := open(t, store, heldBy(other, keys), sealed)
+		run(t, a)
+		run(t, b)
+		hangs.Store(true)
+		var wg sync.WaitGroup
+		csr := newCSR(t)
+		for _, each := range []*ca.Authority{a, b} {
+			for range 70 {
+				wg.Go(func() {
+					_, err := each.Sign(t.Context(), ca.Request{CSR: csr, ID: web})
+					assert.ErrorIs(t, err, spiffe.ErrNotReady)
+				})
+			}
+		}
+		wg.Wait()
+		must.Get(b.Revoke(t.Context(), b.Signer(), true))(t)
+		leaf := sign(t, b, csr, time.Minute)
+		require.NoError(t, b.Health().Signing)
+		time.Sleep(31 * time.Second)
+		require.NoError(t, a.Health().Store)
+		require.NoError(t, verify(a.Bundle(), leaf, time.Now()))
+	})
+}
+
+// A start waits once for a custodian that hangs, not for each of its keys.
+func TestHangingAtTheStart(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store, hangs := custodian.New(), ca.NewMemoryStore(), new(atomic.Bool)
+		hanging(t, keys, hangs)
+		a := open(t, store, withJWT, heldBy(keys))
+		must.Get(a.Rotate(t.Context()))(t)
+		hangs.Store(true)
+		start := time.Now()
+		b := open(t, store, withJWT, heldBy(keys))
+		assert.LessOrEqual(t, time.Since(start), 15*time.Second)
+		require.Error(t, b.Health().Signing)
+	})
+}
+
+// A custodian that hangs when it is asked for a key does not hide one that has it.
+func TestHangingBesideFormer(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		first, second, store := custodian.New(), custodian.New(), ca.NewMemoryStore()
+		open(t, store, heldBy(first))
+		second.Fault = func(ctx context.Context, _, _ string) error { <-ctx.Done(); return ctx.Err() }
+		a := open(t, store, heldBy(second, first))
+		sign(t, a, newCSR(t), time.Minute)
+		require.NoError(t, a.Health().Signing)
+	})
+}
+
+// Health tells the keys apart: certificates are signed while the custodian of the key for tokens is away, and the other
+// way round, and nothing but a signature is a reason not to be ready.
+func TestHealthOfEachKey(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		bad := new(atomic.Value)
+		bad.Store("")
+		keys.Fault = func(ctx context.Context, op, name string) error {
+			switch {
+			case op+name == "sign"+bad.Load().(string):
+				return errors.New("connection refused")
+			case op == bad.Load():
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}
+		a := open(t, store, withJWT, heldBy(keys))
+		run(t, a)
+		csr, token := newCSR(t), ca.JWTRequest{ID: web, Audience: []string{"x"}}
+		root, jwt := a.Status().Roots[0].Custody, a.Status().JWTKeys[0].Custody
+
+		bad.Store(jwt)
+		_, err := a.SignJWT(t.Context(), token)
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		require.NoError(t, a.Health().Signing)
+		require.Error(t, a.Health().Keys)
+		sign(t, a, csr, time.Minute)
+		require.Error(t, a.Health().Keys, "another key has signed")
+
+		bad.Store(root)
+		_, err = a.Sign(t.Context(), ca.Request{CSR: csr, ID: web})
+		require.ErrorIs(t, err, spiffe.ErrNotReady)
+		must.Get(a.SignJWT(t.Context(), token))(t)
+		require.Error(t, a.Health().Signing, "another key has signed")
+
+		bad.Store("keys")
+		time.Sleep(11 * time.Second)
+		require.NoError(t, a.Health().Keys, "it is asked again")
+		_, err = a.Orphans(t.Context())
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, a.Health().Signing)
+		bad.Store("new")
+		_, err = a.Rotate(t.Context())
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, a.Health().Signing)
+	})
+}
+
+// An older record was restored, and a replica that has not read it yet would destroy the key that it needs.
+func TestNotDestroyedAfterRestore(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		a := open(t, store, heldBy(keys))
+		run(t, a)
+		old := load(t, store).Data()
+		next := must.Get(a.Rotate(t.Context()))(t)
+		time.Sleep(time.Until(next.Activates) + 30*time.Second)
+		require.Equal(t, next.ID, a.Signer())
+		require.Len(t, stateOf(t, store).Loose, 1, "the key is to be destroyed")
+		must.Get(store.Save(t.Context(), ca.NewRecord(load(t, store).Version, old)))(t)
+		time.Sleep(time.Hour)
+		b := open(t, store, heldBy(keys))
+		require.Error(t, a.Health().Store)
+		assert.NotEqual(t, next.ID, b.Signer())
+		sign(t, b, newCSR(t), time.Minute)
+	})
+}
+
+// A process that names no custodian of keys leaves to others what is to be destroyed.
+func TestLeavesToOthers(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		stop := run(t, open(t, store, heldBy(keys)))
+		stop()
+		a := open(t, store, heldBy(nil, keys))
+		must.Get(a.Revoke(t.Context(), a.Signer(), true))(t)
+		require.Len(t, a.Status().Loose, 1)
+		b := open(t, store, custody(func(o *ca.Custody) { o.Seal = custodian.New() }))
+		run(t, b)
+		time.Sleep(3 * time.Hour)
+		assert.Len(t, b.Status().Loose, 1)
+		assert.Len(t, keys.Names(), 1)
+	})
+}
+
+// A failed attempt has left a key with the same name at a custodian that is named first.
+func TestTwoKeysWithOneName(t *testing.T) {
+	t.Parallel()
+	first, second, store := custodian.New(), custodian.New(), ca.NewMemoryStore()
+	open(t, store, heldBy(first))
+	for _, name := range first.Names() {
+		second.Put(name, must.Get(pki.NewKey(""))(t))
+	}
+	sign(t, open(t, store, heldBy(second, first)), newCSR(t), time.Minute)
+}
+
+// The custodian has lost a key, and does not list its keys: the record may be good or old.
+func TestLostKeyWithoutList(t *testing.T) {
+	t.Parallel()
+	keys, store := custodian.New(), ca.NewMemoryStore()
+	open(t, store, heldBy(keys))
+	require.NoError(t, keys.Destroy(t.Context(), keys.Names()[0]))
+	keys.Fault = func(_ context.Context, op, _ string) error {
+		if op == "keys" {
+			return errors.New("permission denied")
+		}
+		return nil
+	}
+	a := open(t, store, heldBy(keys))
+	must.Get(a.Revoke(t.Context(), a.Signer(), true))(t)
+	sign(t, a, newCSR(t), time.Minute)
+}
+
+// A plugged-in CA that began without tokens starts while the first key for them waits for its custodian.
+func TestPluggedInWithoutItsCustodian(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		files := newFolder(newOffline(t).files(t, 1000*time.Hour))
+		load := func(edit ...func(*ca.Config)) *ca.Authority {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+			defer cancel()
+			return must.Get(tryLoadCA(ctx, files, store, edit...))(t)
+		}
+		load()
+		away := new(atomic.Bool)
+		away.Store(true)
+		keys.Fault = func(context.Context, string, string) error {
+			if away.Load() {
+				return errors.New("connection refused")
+			}
+			return nil
+		}
+		run(t, load(withJWT, heldBy(keys)))()
+		stop := run(t, load(withJWT, heldBy(keys)))
+		time.Sleep(time.Minute)
+		stop()
+		a := load(withJWT, heldBy(keys))
+		away.Store(false)
+		run(t, a)
+		time.Sleep(time.Hour)
+		must.Get(a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"x"}}))(t)
+		away.Store(true)
+		time.Sleep(2 * time.Minute)
+		require.NoError(t, a.Health().Signing)
+		require.Error(t, a.Health().Keys)
+	})
+}
+
+// Of two replicas that begin a CA at the same time one has made it.
+func TestCreatedOnce(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		audited := func(r *keyAuditor) func(*ca.Config) { return func(c *ca.Config) { c.Auditor = r } }
+		var first, second keyAuditor
+		keys.Fault = func(_ context.Context, op, _ string) error {
+			if op == "new" {
+				keys.Fault = nil
+				run(t, open(t, store, heldBy(keys), audited(&second)))
+			}
+			return nil
+		}
+		a := open(t, store, heldBy(keys), audited(&first))
+		run(t, a)
+		synctest.Wait()
+		assert.Equal(t, []string{"created root"}, second.take())
+		assert.Equal(t, []string{"loaded root"}, first.take())
+	})
+}
+
+// Replicas of which one seals the record and the other does not, as while they are restarted, do not take turns.
+func TestSealedByOne(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		run(t, open(t, store, custody(func(o *ca.Custody) { o.Seal = keys })))
+		run(t, open(t, store, custody(func(o *ca.Custody) { o.Unseal = keys })))
+		time.Sleep(2 * time.Minute)
+		before := load(t, store).Version
+		time.Sleep(time.Hour)
+		assert.Equal(t, before, load(t, store).Version)
+	})
+}
+
+// A replica whose clock is ahead by all that it may be does not take the name of a key that another is making.
+func TestTwoClocksMakeKeys(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		a := open(t, store, heldBy(keys))
+		var made string
+		var next ca.KeyStatus
+		keys.Fault = func(_ context.Context, op, name string) error {
+			if op != "new" || made != "" {
+				return nil
+			}
+			made = name
+			r := load(t, store)
+			ahead := bytes.ReplaceAll(r.Data()["svidkit-state.json"], []byte(time.Now().UTC().Format(time.RFC3339)),
+				[]byte(time.Now().UTC().Add(-2*time.Minute).Format(time.RFC3339)))
+			r.Data()["svidkit-state.json"] = ahead
+			must.Get(store.Save(t.Context(), r))(t)
+			next = must.Get(open(t, store, heldBy(keys)).Rotate(t.Context()))(t)
+			return nil
+		}
+		time.Sleep(time.Second)
+		_, err := a.Rotate(t.Context())
+		require.ErrorIs(t, err, ca.ErrRotating)
+		assert.NotEqual(t, made, next.Custody)
+	})
+}
+
+// unable makes no keys for P-384.
+type unable struct{ *custodian.Custodian }
+
+func (u unable) NewKey(ctx context.Context, name, algorithm string) (crypto.Signer, error) {
+	if algorithm == "ecdsa-p384" {
+		return nil, fmt.Errorf("test: %s: %w", algorithm, errors.ErrUnsupported)
+	}
+	return u.Custodian.NewKey(ctx, name, algorithm)
+}
+
+// A root that cannot be made keeps no key for tokens from being made.
+func TestOneKindCannotBeMade(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		store := ca.NewMemoryStore()
+		a := open(t, store, func(c *ca.Config) { c.Rotation.Manual = true })
+		b := open(t, store, withJWT, heldBy(unable{custodian.New()}), func(c *ca.Config) { c.Rotation.KeyAlgorithm = "ecdsa-p384" })
+		require.NoError(t, b.Taint(t.Context(), a.Signer()))
+		run(t, b)
+		time.Sleep(time.Hour)
+		must.Get(b.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"x"}}))(t)
+	})
+}
+
+// A record that somebody changed does not destroy the keys of others.
+func TestForeignNames(t *testing.T) {
+	t.Parallel()
+	keys, store := custodian.New(), ca.NewMemoryStore()
+	keys.Put("theirs", must.Get(pki.NewKey(""))(t))
+	open(t, store, heldBy(keys))
+	own := keys.Names()[0]
+	for name, edit := range map[string]func(state map[string]any){
+		"to be destroyed": func(state map[string]any) {
+			state["loose_keys"] = []any{map[string]any{"name": "theirs", "since": "2000-01-01T00:00:00Z"}}
+		},
+		"of a key": func(state map[string]any) { state["roots"].([]any)[0].(map[string]any)["key_name"] = "theirs" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := load(t, store)
+			var state map[string]any
+			require.NoError(t, json.Unmarshal(r.Data()["svidkit-state.json"], &state))
+			edit(state)
+			data := maps.Clone(r.Data())
+			data["svidkit-state.json"] = must.Get(json.Marshal(state))(t)
+			changed := ca.NewMemoryStore()
+			must.Get(changed.Save(t.Context(), ca.NewRecord("", data)))(t)
+			_, err := tryOpen(t.Context(), changed, heldBy(keys))
+			require.ErrorIs(t, err, ca.ErrUnfit)
+			require.ErrorContains(t, err, "is not one of this CA")
+		})
+	}
+	assert.Contains(t, keys.Names(), own)
+}
+
+// looking is a store for a process that only looks.
+type looking struct{ ca.Store }
+
+func (looking) View() {}
+
+// A process that only looks does not ask the custodians of keys.
+func TestLookingAsksNoCustodian(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		a := open(t, store, withJWT, heldBy(keys))
+		must.Get(a.Revoke(t.Context(), a.Signer(), true))(t)
+		keys.Fault = func(_ context.Context, op, _ string) error { t.Error(op); return nil }
+		for _, edit := range []func(*ca.Config){heldBy(keys), func(*ca.Config) {}} {
+			b := open(t, looking{store}, withJWT, edit)
+			run(t, b)
+			time.Sleep(2 * time.Hour)
+			assert.True(t, a.Bundle().Equal(b.Bundle()))
+			assert.Len(t, b.Status().Loose, 1)
+		}
+	})
+}
+
+// A private key that no record names is in the log soon after the start, and once an hour.
+func TestOrphansAreLogged(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, log := custodian.New(), new(logBuffer)
+		a := open(t, ca.NewMemoryStore(), heldBy(keys), func(c *ca.Config) { c.Logger = slog.New(slog.NewTextHandler(log, nil)) })
+		orphan := keys.Names()[0] + "0"
+		keys.Put(orphan, must.Get(pki.NewKey(""))(t))
+		run(t, a)
+		time.Sleep(time.Minute)
+		assert.Contains(t, log.String(), orphan)
+		time.Sleep(3 * time.Hour)
+		assert.LessOrEqual(t, strings.Count(log.String(), orphan), 4)
+	})
+}
+
+// An older record was restored, and others have written more since than this process has read: it does not destroy a
+// key on the word of its memory.
+func TestNotDestroyedAfterRestoreAndWrites(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		late := &faultStore{Store: store}
+		a := open(t, late, heldBy(keys), func(c *ca.Config) { c.Rotation.Propagation = 25 * time.Minute })
+		needed := a.Roots()[0].Custody
+		run(t, a)
+		old := load(t, store).Data()
+		next := must.Get(a.Rotate(t.Context()))(t)
+		time.Sleep(time.Until(next.Activates) + 5*time.Second)
+		require.Len(t, stateOf(t, store).Loose, 1, "the key is to be destroyed")
+		late.behave(always("load", before))
+		must.Get(store.Save(t.Context(), ca.NewRecord(load(t, store).Version, old)))(t)
+		b := open(t, store, heldBy(keys))
+		require.Equal(t, needed, b.Roots()[0].Custody)
+		must.Get(b.Rotate(t.Context()))(t)
+		for range 5 {
+			require.NoError(t, b.Taint(t.Context(), b.Roots()[1].ID))
+		}
+		time.Sleep(time.Until(time.Date(2000, 1, 1, 0, 27, 9, 500_000_000, time.UTC))) // a is about to destroy the key
+		late.behave(nil)
+		time.Sleep(10 * time.Second)
+		assert.Contains(t, keys.Names(), needed)
+		sign(t, b, newCSR(t), time.Minute)
+	})
+}
+
+// A plugged-in CA dies at each call of the store of its keys for tokens, and of the custodian. The next process goes on.
+func TestPluggedInKilledAtEachStep(t *testing.T) {
+	t.Parallel()
+	for _, after := range []bool{false, true} {
+		for n, dead := 0, true; dead; n++ {
+			synctest.Test(t, func(t *testing.T) {
+				keys, store := custodian.New(), ca.NewMemoryStore()
+				files := newFolder(newOffline(t).files(t, 1000*time.Hour))
+				m := &mortal{Store: store, Custodian: keys, n: n, after: after}
+				keys.Fault = func(context.Context, string, string) error { return m.step(false) }
+				keys.Late = func(string, string) error { return m.step(true) }
+				dying, cancel := context.WithTimeout(t.Context(), time.Minute)
+				soon := func(c *ca.Config) { c.Rotation.Propagation = 2 * time.Minute }
+				_, _ = tryLoadCA(dying, files, m, withJWT, heldBy(keys), soon)
+				cancel()
+				dead = m.dead
+				keys.Fault, keys.Late = nil, nil
+				a := must.Get(tryLoadCA(t.Context(), files, store, withJWT, heldBy(keys), soon))(t)
+				run(t, a)
+				time.Sleep(5 * time.Minute)
+				must.Get(a.SignJWT(t.Context(), ca.JWTRequest{ID: web, Audience: []string{"x"}}))(t)
+				assert.Subset(t, append(a.Status().Loose, a.Status().JWTKeys[0].Custody), keys.Names(), "call %d, after it %v", n, after)
+			})
+		}
+	}
+}
+
+// Another replica renews the root while this one waits for the signature of its new certificate.
+func TestRenewedByAnother(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, store := custodian.New(), ca.NewMemoryStore()
+		keep := func(c *ca.Config) { c.Rotation.KeepKey = true }
+		a, b := open(t, store, heldBy(keys), keep), open(t, store, heldBy(keys), keep)
+		var renewed ca.KeyStatus
+		var once atomic.Bool
+		keys.Fault = func(context.Context, string, string) error {
+			if once.CompareAndSwap(false, true) {
+				renewed = must.Get(b.Rotate(t.Context()))(t)
+			}
+			return nil
+		}
+		_, err := a.Rotate(t.Context())
+		require.ErrorIs(t, err, ca.ErrRotating)
+		run(t, a)
+		time.Sleep(time.Minute)
+		assert.Equal(t, []string{renewed.ID}, serials(a))
+	})
 }

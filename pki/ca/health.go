@@ -11,9 +11,9 @@ import (
 // Health says whether an [Authority], or a registration authority, can sign, and which parts fail. It holds no
 // secret.
 type Health struct {
-	// Signing is why a certificate of the default lifetime would not be signed now: the active root is not valid, the
-	// store has not answered for too long, or audit records cannot be made. Nil means that it would be signed, within
-	// [Config.Limits].
+	// Signing is why a certificate of the default lifetime would not be signed now: the active root is not valid, its
+	// custodian does not sign, the store has not answered for too long, or audit records cannot be made. Nil means that
+	// it would be signed, within [Config.Limits].
 	Signing error
 
 	// The failures of the parts, whether or not they prevent signing yet; nil for none.
@@ -39,10 +39,9 @@ func (a *Authority) Health() Health {
 	}
 	key := s.active()
 	_, h.Until = s.validity()
-	if failed := a.failed.Load(); failed != nil && key.Name != "" {
-		h.Keys = fmt.Errorf("ca: the custodian of the keys of %s: %w", a.cfg.TrustDomain, failed)
-	}
-	recordable := cmp.Or(h.Audit, h.Keys)
+	rootKey := a.keyError(s, rotation.Root)
+	h.Keys = cmp.Or(rootKey, a.keyError(s, rotation.Token))
+	recordable := cmp.Or(h.Audit, rootKey)
 	h.Audit = cmp.Or(h.Audit, a.unrecorded())
 	h.Root = a.rootError(s, h.Until, now)
 	a.mu.Lock()
@@ -53,6 +52,15 @@ func (a *Authority) Health() Health {
 	a.mu.Unlock()
 	h.Signing = cmp.Or(h.Signing, recordable)
 	return h
+}
+
+// keyError returns why the custodian of the active key of a kind does not sign with it.
+func (a *Authority) keyError(s *state, kind rotation.Kind) error {
+	k := cmp.Or(s.In(kind, rotation.Active), new(rotation.Key))
+	if failed, ok := a.failed.Load(k.Name); ok {
+		return fmt.Errorf("ca: the custodian of the keys of %s: %w", a.cfg.TrustDomain, failed.(error))
+	}
+	return nil
 }
 
 // auditError returns why records cannot be made.

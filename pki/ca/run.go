@@ -109,9 +109,6 @@ func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 			return fmt.Errorf("%w: root %s has replaced root %s", ErrRotating, old.ID, from.ID)
 		}
 		cert := issuer.Certificate()
-		if !rotation.SameAuthority(old.Cert, cert) {
-			return fmt.Errorf("the new certificate of root %s has another key or subject", old.ID)
-		}
 		renewed = *old
 		renewed.Issuer, renewed.Cert, renewed.ID = issuer, cert, rotation.Serial(cert)
 		renewed = d.Renew(renewed, now)
@@ -168,8 +165,7 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	}
 	if prepares && a.holds { // afterwards, as the taint must not wait for a custodian
 		if _, err := a.rotate(ctx, asked, "replace", kind); err != nil && !errors.Is(err, ErrRotating) {
-			a.cfg.Logger.LogAttrs(ctx, slog.LevelError, "a tainted key has no successor yet",
-				slog.Any("err", err))
+			a.cfg.Logger.LogAttrs(ctx, slog.LevelError, "a tainted key has no successor yet", slog.Any("err", err))
 		}
 	}
 	return nil
@@ -344,13 +340,14 @@ type runner struct {
 	a         *Authority
 	nextSync  time.Time // when to read the store
 	nextCheck time.Time // when to check a root that keeps its key
-	nextTry   time.Time // when to retry a rotation that failed
 	nextNote  time.Time // when to log again that the root stays
 	stuck     *state    // the state that could not be stored
 
-	rotating bool         // a rotation is being prepared, and sends its result to ended
-	ended    chan error   // for one result
-	beside   func(func()) // calls a function in a goroutine
+	nextTry  [2]time.Time  // by kind, when to retry a rotation that failed
+	rotating bool          // a rotation is being prepared, and sends its result to ended
+	kind     rotation.Kind // of what is rotating
+	ended    chan error    // for one result
+	beside   func(func())  // calls a function in a goroutine
 }
 
 // work does the work that is due at s, and returns how long to wait if nothing changes.
@@ -381,21 +378,18 @@ func (r *runner) work(ctx context.Context, s *state) time.Duration {
 	if r.rotating {
 		return wait
 	}
-	if time.Until(r.nextTry) > 0 {
-		until(r.nextTry)
-		return wait
-	}
 	for _, kind := range rotation.Kinds {
 		if a.cfg.Rotation.Manual && s.In(kind, rotation.Active) != nil {
 			continue
 		}
 		at, ok := r.replaceAt(s, kind)
+		at = later(at, r.nextTry[kind])
 		switch {
 		case !ok:
 		case time.Until(at) > 0:
 			until(at)
 		default:
-			r.rotating = true
+			r.rotating, r.kind = true, kind
 			r.beside(func() { // the store is read meanwhile
 				_, err := a.rotate(ctx, due, "rotate the "+kind.String()+" of", kind)
 				r.ended <- err
@@ -490,6 +484,6 @@ func (r *runner) rotated(ctx context.Context, err error) {
 		r.a.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "rotation failed", slog.Any("err", err),
 			slog.Duration("retry_in", rotateRetry))
 	}
-	r.nextTry = time.Now().Add(rotateRetry)
-	r.nextCheck = r.nextTry
+	r.nextTry[r.kind] = time.Now().Add(rotateRetry)
+	r.nextCheck = r.nextTry[r.kind]
 }

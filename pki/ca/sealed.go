@@ -46,20 +46,16 @@ func aead(key []byte) (cipher.AEAD, error) {
 	return cipher.NewGCMWithRandomNonce(block)
 }
 
-// seal encrypts what is secret in the record of d, if there is a sealer. It unseals the key again before anything
-// depends on that.
+// seal encrypts what is secret in the record of d. It unseals the key again before anything depends on that.
 func (c *custody) seal(ctx context.Context, d *rotation.Document, data map[string][]byte) error {
-	by, head := c.Seal, sealedHead{c.cfg.TrustDomain.String(), d.Authority, d.Revision, d.Writer}
-	if by == nil {
-		return nil
-	}
+	head := sealedHead{c.cfg.TrustDomain.String(), d.Authority, d.Revision, d.Writer}
 	key, sealed := make([]byte, 32), []byte(nil)
 	_, _ = rand.Read(key) // it does not fail
-	err := c.call(ctx, signPatience, func(ctx context.Context) (err error) {
-		if sealed, err = by.Seal(ctx, bytes.Clone(key), head.text()); err != nil {
+	err := c.call(ctx, "", signPatience, func(ctx context.Context) (err error) {
+		if sealed, err = c.Seal.Seal(ctx, bytes.Clone(key), head.text()); err != nil {
 			return err
 		}
-		again, err := by.Unseal(ctx, sealed, head.text())
+		again, err := c.Seal.Unseal(ctx, sealed, head.text())
 		if err == nil && !bytes.Equal(again, key) {
 			err = errors.New("what was sealed does not unseal to the same")
 		}
@@ -90,7 +86,7 @@ func (c *custody) unseal(ctx context.Context, b []byte) (_ []byte, anew bool, er
 			continue
 		}
 		var state []byte
-		err = c.call(ctx, signPatience, func(ctx context.Context) error {
+		err = c.call(ctx, "", signPatience, func(ctx context.Context) error {
 			key, err := by.Unseal(ctx, s.Key, s.text())
 			if err != nil {
 				return err

@@ -233,7 +233,7 @@ func (a *Authority) use(ctx context.Context, k *rotation.Key, f func() error) er
 	if k.Name == "" || a.custody == nil {
 		return f()
 	}
-	return a.custody.call(ctx, signPatience, func(context.Context) error { return f() })
+	return a.custody.call(ctx, k.Name, signPatience, func(context.Context) error { return f() })
 }
 
 // refused is the error for a bad request.

@@ -33,8 +33,9 @@ import (
 //
 // An authority goes on signing with the keys that it read last. As another replica may have prepared a new root right
 // afterwards, no leaf may end later than that reading plus Propagation plus the longest lifetime: the old root stays
-// in every replica's bundle at least as long. With the defaults that is 90 days. After that, and whenever no lifetime
-// is left, it refuses with [spiffe.ErrNotReady].
+// in every replica's bundle at least as long. With the defaults that is 90 days; a key at a [Custodian] signs only until
+// another replica has replaced it, and it is destroyed. After that, and whenever no lifetime is left, it refuses with
+// [spiffe.ErrNotReady].
 //
 // # When no authority was running
 //
@@ -271,7 +272,7 @@ func (a *Authority) base(ctx context.Context, reload bool) (based, error) {
 	if err != nil {
 		return based{}, err
 	}
-	if mem == nil && d.Begun() {
+	if mem == nil && d.Begun() && a.files == nil { // the bundle of a plugged-in CA is known: Run makes the first key
 		if a.views() {
 			return based{}, fmt.Errorf("ca: %w: a CA is being made", ErrNoRecord)
 		}
@@ -379,11 +380,10 @@ func (a *Authority) write(ctx context.Context, d *rotation.Document, version str
 	if err != nil {
 		return based{}, &creationError{fmt.Errorf("ca: record of %s, which is not written: %w", a.cfg.TrustDomain, err)}
 	}
-	if a.custody != nil {
-		err = a.custody.seal(ctx, d, data)
-	}
-	if err != nil {
-		return based{}, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, err)
+	if a.seals {
+		if err := a.custody.seal(ctx, d, data); err != nil {
+			return based{}, fmt.Errorf("ca: write the record of %s: %w", a.cfg.TrustDomain, err)
+		}
 	}
 	start := time.Now()
 	saving, cancel := context.WithTimeout(ctx, a.patience())
@@ -517,7 +517,7 @@ func (a *Authority) opened(ctx context.Context) {
 		where = a.files.dir
 	case a.adopted:
 		how = adopted
-	case a.fresh != nil && a.fresh.Authority == a.state.Load().Authority:
+	case a.fresh != nil && a.fresh.Find(a.state.Load().active().ID) != nil:
 		how = created
 	}
 	a.fresh = nil

@@ -2,6 +2,7 @@ package rotation
 
 import (
 	"bytes"
+	"cmp"
 	"crypto"
 	"crypto/rand"
 	"crypto/x509"
@@ -426,10 +427,7 @@ func (d *Document) ReplaceActive(next Key, now time.Time) error {
 		at = len(d.Keys[Root])
 	}
 	d.Keys[Root] = slices.Insert(d.Keys[Root], at, next)
-	if err := d.Account(before, now); err != nil {
-		return err
-	}
-	return d.checkRoom()
+	return cmp.Or(d.Account(before, now), d.checkRoom())
 }
 
 func (d *Document) checkRoom() error {

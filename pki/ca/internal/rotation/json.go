@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
@@ -174,6 +175,7 @@ func Parse(b []byte, td spiffe.TrustDomain,
 
 // check checks what does not belong to one key.
 func (j *stateJSON) check(td spiffe.TrustDomain) error {
+	foreign := func(name string) bool { return name != "" && !strings.HasPrefix(name, NamePrefix(j.Authority)) }
 	switch {
 	case j.Version != stateVersion:
 		return fmt.Errorf("version %d; this program knows version %d", j.Version, stateVersion)
@@ -184,6 +186,9 @@ func (j *stateJSON) check(td spiffe.TrustDomain) error {
 		return errors.New("authority, revision or sequence is missing")
 	case len(j.Roots) > MaxKeys || len(j.JWTKeys) > MaxKeys:
 		return fmt.Errorf("%d roots and %d JWT keys, the limit is %d each", len(j.Roots), len(j.JWTKeys), MaxKeys)
+	case slices.ContainsFunc(j.Loose, func(l Loose) bool { return foreign(l.Name) }),
+		slices.ContainsFunc(slices.Concat(j.Roots, j.JWTKeys), func(k keyJSON) bool { return foreign(k.KeyName) }):
+		return errors.New("it names a private key that is not one of this CA, and would be destroyed")
 	}
 	return nil
 }
