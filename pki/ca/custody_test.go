@@ -519,24 +519,6 @@ func TestHangingCustodianIsBounded(t *testing.T) {
 	})
 }
 
-// A start waits for a custodian that hangs once, however many keys it has, so that a command that taints or revokes has
-// the time for it.
-func TestStartWhileCustodianHangs(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		store, keys := ca.NewMemoryStore(), custodian.New()
-		a := open(t, store, withJWT, heldBy(keys))
-		must.Get(a.Rotate(t.Context()))(t)
-		must.Get(a.RotateJWT(t.Context()))(t)
-		keys.Fault = func(ctx context.Context, _, _ string) error {
-			<-ctx.Done()
-			return context.Cause(ctx)
-		}
-		start := time.Now()
-		open(t, store, withJWT, heldBy(keys))
-		assert.Less(t, time.Since(start), 20*time.Second)
-	})
-}
-
 // A signature that is wrong does not leave, whatever it is for.
 func TestWrongSignatures(t *testing.T) {
 	t.Parallel()

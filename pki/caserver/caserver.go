@@ -201,10 +201,9 @@ type Listeners struct {
 	LinkerdPlaintext bool
 }
 
-// Run runs the CA, serves the listeners without TLS, which tell why it does not sign, waits for the server's identity,
-// and serves the others until ctx is done or a part fails. Then it closes the listeners, gives active requests 5 seconds
-// to finish, and returns when all its goroutines have ended: nil if ctx was done, and otherwise the failure. Call it
-// once.
+// Run runs the CA, serves the listeners without TLS, waits for the server's identity, and serves the others until ctx is
+// done or a part fails. Then it closes the listeners, gives active requests 5 seconds to finish, and returns when all
+// its goroutines have ended: nil if ctx was done, and otherwise the failure. Call it once.
 func (s *Server) Run(ctx context.Context, at Listeners) error {
 	if s.opts.Identity == nil {
 		return errors.New("caserver: run: it is the zero Server; New makes one")

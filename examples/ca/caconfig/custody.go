@@ -138,19 +138,25 @@ func (c *Custody) Any() bool { return c.Keys+c.Seal+c.Unseal != "" || len(c.Form
 
 // openCustody opens the custodians that flags name, one of each text, and keeps them to be closed.
 func (a *Authority) openCustody(ctx context.Context, c *Custody, log *slog.Logger) (out ca.Custody, err error) {
-	opened := map[string]ca.Custodian{}
-	open := func(name, text string) ca.Custodian {
-		if custodian := opened[text]; text == "" || custodian != nil || err != nil {
+	opened, keyless := map[string]ca.Custodian{}, map[string]bool{} // keyless: the file has no seal_key
+	open := func(name, text string) (custodian ca.Custodian) {
+		if custodian = opened[text]; text == "" || custodian != nil || err != nil {
 			return custodian
 		}
 		kind, file, _ := strings.Cut(text, ":")
-		custodian, closes, bad := c.kinds.Custodians[kind].open(ctx, file, log)
+		of := c.kinds.Custodians[kind]
+		options, bad := of.read(file)
+		var closes func()
+		if bad == nil {
+			custodian, closes, bad = of.New(ctx, options, log)
+		}
 		if bad != nil {
 			err = fmt.Errorf("-%s: %s: %w", name, file, bad)
 			return nil
 		}
 		a.closes = append(a.closes, closes)
 		opened[text] = custodian
+		keyless[text] = slices.Contains(of.Optional, "seal_key") && options["seal_key"] == ""
 		return custodian
 	}
 	sealer := func(name, text string) ca.Sealer {
@@ -158,6 +164,8 @@ func (a *Authority) openCustody(ctx context.Context, c *Custody, log *slog.Logge
 		s, ok := custodian.(ca.Sealer)
 		if custodian != nil && !ok && err == nil {
 			err = misused("-%s: a custodian of this kind does not seal", name)
+		} else if keyless[text] && err == nil {
+			err = misused("-%s: %s has no seal_key, the name of the key that seals", name, text)
 		}
 		return s
 	}
@@ -168,13 +176,14 @@ func (a *Authority) openCustody(ctx context.Context, c *Custody, log *slog.Logge
 	return out, err
 }
 
-// open reads the options in a file, which other users must not be able to change, and returns the custodian.
-func (k CustodianKind) open(ctx context.Context, file string, log *slog.Logger) (ca.Custodian, func(), error) {
+// read reads the options in a file, which other users must not be able to change.
+func (k CustodianKind) read(file string) (options map[string]string, err error) {
 	text, err := readSafe(file)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	options, names := map[string]string{}, slices.Concat(k.Required, k.Optional)
+	options = map[string]string{}
+	names := slices.Concat(k.Required, k.Optional)
 	bad := strictjson.ReadObject(text, func(name string, r *strictjson.Reader) {
 		value, ok := r.Text()
 		switch {
@@ -190,8 +199,5 @@ func (k CustodianKind) open(ctx context.Context, file string, log *slog.Logger) 
 			err = cmp.Or(err, fmt.Errorf("it has no %s; its members are %s", name, strings.Join(names, ", ")))
 		}
 	}
-	if err = cmp.Or(bad, err); err != nil {
-		return nil, nil, err
-	}
-	return k.New(ctx, options, log)
+	return options, cmp.Or(bad, err)
 }

@@ -69,7 +69,7 @@ func newKept(t *testing.T) *kept {
 	for name, text := range map[string]string{
 		"one": `{"name": "one"}`, "two": `{"name": "two", "pin_file": "/pin"}`, "three": `{"name": "three"}`,
 		"number": `{"name": 1}`, "empty": `{"name": ""}`, "twice": `{"name": "one", "name": "two"}`,
-		"unknown": `{"name": "one", "pin": "1234"}`, "none": `{}`, "text": `"one"`,
+		"keyless": `{"url": "https://127.0.0.1:1"}`, "unknown": `{"name": "one", "pin": "1234"}`, "none": `{}`, "text": `"one"`,
 	} {
 		require.NoError(t, os.WriteFile(k.file(name), []byte(text), 0o600))
 	}
@@ -207,6 +207,7 @@ func TestCustodyFlags(t *testing.T) {
 		{"-custodian " + k.spec("text"), "not a JSON object"},
 		{"-former-custodian " + k.spec("three"), "-former-custodian: " + k.file("three") + ": there is no such custodian"},
 		{"-seal no-sealer:" + k.file("one"), "-seal: a custodian of this kind does not seal"},
+		{"-seal openbao:" + k.file("keyless"), "-seal: openbao:" + k.file("keyless") + " has no seal_key"},
 		{"-custodian openbao:" + k.file("one"), `"name" is none of its members: url, roots_file`},
 		{"-reseal", "-reseal: name a custodian in -seal, or the one of before in -unseal"},
 		{"-store oracle://db/ca", "-store: it is not a URL of memory"},
