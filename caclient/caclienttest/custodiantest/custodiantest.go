@@ -298,7 +298,8 @@ func (s *suite) unsupported(t *testing.T) {
 // names has keys of two CAs taken, found, listed and destroyed.
 func (s *suite) names(t *testing.T) {
 	c, ctx, ours, theirs := s.start(t), t.Context(), newPrefix(), newPrefix()
-	name, beside, other := ours+randomHex(8), ours+randomHex(8), theirs+randomHex(8)
+	name, other := ours+randomHex(8), theirs+randomHex(8)
+	beside := name + strings.Repeat("0", 80-len(name)) // the longest
 	for _, n := range []string{name, other} {
 		c.missing(n)
 		if err := c.Destroy(ctx, n); err != nil {
@@ -319,8 +320,10 @@ func (s *suite) names(t *testing.T) {
 	}
 	c.is(must.Get(c.Key(ctx, name))(t), first)
 	c.lists(ours, name, beside)
-	c.lists(name, name)
+	c.lists(name, name, beside)
+	c.lists(beside, beside)
 	c.lists(name + "x")
+	c.lists(name[1:]) // what no name begins with
 	c.lists(theirs, other)
 	c.missing(ours[:len(ours)-1]) // what other names begin with
 	c.missing(name[:len(name)-1])
@@ -406,6 +409,24 @@ func (s *suite) atOnce(t *testing.T) {
 	}
 	wg.Wait()
 	c.lists(prefix, names...)
+	same := prefix + randomHex(8)
+	names = append(names, same)
+	t.Cleanup(func() { _ = c.Destroy(context.Background(), same) })
+	for i := range keys { // of one name, while it is taken
+		wg.Go(func() {
+			var err error
+			if keys[i], err = c.NewKey(t.Context(), same, s.usual); err != nil && !errors.Is(err, fs.ErrExist) {
+				t.Errorf("make a key that others make: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	one := must.Get(c.Key(t.Context(), same))(t).Public()
+	for _, key := range keys {
+		if key != nil && !pki.PublicKeysEqual(key.Public(), one) {
+			t.Error("of callers who make a key of one name at the same time, two have different keys")
+		}
+	}
 	for _, name := range names {
 		wg.Go(func() {
 			if err := c.Destroy(t.Context(), name); err != nil {
