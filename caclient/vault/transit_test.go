@@ -301,6 +301,25 @@ func TestTransitOperator(t *testing.T) {
 	}
 }
 
+// Another client destroys a key while Destroy runs.
+func TestTransitDestroyedMeanwhile(t *testing.T) {
+	t.Parallel()
+	for _, before := range []string{http.MethodPost, http.MethodDelete} {
+		engine := cafake.NewTransit()
+		c := newTransit(t, engine.Script)
+		must.Get(c.NewKey(t.Context(), keyName, "ecdsa-p256"))(t)
+		var done atomic.Bool
+		engine.Answer = noRenewal(func(call cafake.Call) (int, any) {
+			if call.Method == before && done.CompareAndSwap(false, true) {
+				assert.NoError(t, c.Destroy(t.Context(), keyName))
+			}
+			return engine.Engine(call)
+		})
+		require.NoError(t, c.Destroy(t.Context(), keyName), before)
+		require.ErrorIs(t, must.Err(c.Key(t.Context(), keyName)), fs.ErrNotExist)
+	}
+}
+
 func rootOptions() pki.CertificateOptions {
 	now := time.Now()
 	return pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(domain.ID())}, NotBefore: now, NotAfter: now.Add(time.Hour)}
@@ -451,7 +470,11 @@ func TestTransitRenewal(t *testing.T) {
 			client := newTransit(t, engine.Script, func(o *vault.TransitOptions) { o.Logger = log.Logger() })
 			for range 60 {
 				call := time.Now()
-				must.Get(client.Keys(t.Context(), ""))(t, name)
+				var wg sync.WaitGroup
+				for range 5 { // of which one renews
+					wg.Go(func() { assert.NoError(t, must.Err(client.Keys(t.Context(), "")), name) })
+				}
+				wg.Wait()
 				assert.LessOrEqual(t, time.Since(call), 2*time.Second, name)
 				time.Sleep(time.Minute - time.Since(call))
 			}

@@ -427,10 +427,10 @@ func (s *suite) atOnce(t *testing.T) {
 			t.Error("of callers who make a key of one name at the same time, two have different keys")
 		}
 	}
-	for _, name := range names {
+	for _, name := range slices.Concat(names, names) {
 		wg.Go(func() {
 			if err := c.Destroy(t.Context(), name); err != nil {
-				t.Errorf("destroy a key while others are destroyed: %v", err)
+				t.Errorf("destroy a key while this one and others are destroyed: %v", err)
 			}
 		})
 	}

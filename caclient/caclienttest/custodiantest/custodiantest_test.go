@@ -76,6 +76,12 @@ func (m *memory) Key(ctx context.Context, name string) (crypto.Signer, error) {
 
 func (m *memory) Destroy(ctx context.Context, name string) error {
 	names := m.Names()
+	if m.fault == "busy" && slices.Contains(names, name) {
+		time.Sleep(10 * time.Millisecond)
+		if !slices.Contains(m.Names(), name) {
+			return errors.New("it is gone")
+		}
+	}
 	if m.fault == "once" && !slices.Contains(names, name) {
 		return fs.ErrNotExist
 	}
@@ -196,7 +202,8 @@ func TestFaults(t *testing.T) {
 		{"TestMemory", "salt", "rsa-3072"}, {"TestMemory", "hash", "rsa-2048"}, {"TestMemory", "cut", "ed25519"},
 		{"TestMemory", "forgets", "Another"}, {"TestMemory", "races", "AtOnce"}, {"TestMemory", "cuts", "Names"},
 		{"TestMemory", "prunes", "Names"}, {"TestMemory", "contains", "Names"}, {"TestBox", "clear", "Altered"},
-		{"TestBox", "alone", "Altered"}, {"TestBox", "hasty", "Context"}, {"TestBox", "vague", "Altered"}, {"TestBox", "same", "Other"},
+		{"TestMemory", "busy", "AtOnce"}, {"TestBox", "alone", "Altered"},
+		{"TestBox", "hasty", "Context"}, {"TestBox", "vague", "Altered"}, {"TestBox", "same", "Other"},
 	} {
 		cmd := exec.Command(self, "-test.run=^"+c.test+"$/^"+c.fails+"$", "-test.v")
 		cmd.Env = append(os.Environ(), faultVariable+"="+c.fault)
