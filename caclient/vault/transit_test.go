@@ -215,6 +215,7 @@ func passes(t *testing.T, name string, err error) {
 	}
 	assert.NotNil(t, must.As[*caclient.Error](err)(t, name).Kind, name)
 	assert.NotContains(t, err.Error(), secret, name)
+	assert.NotContains(t, err.Error(), "the CA answers", name)
 }
 
 // A standby that is behind does not make a key missing, and the call waits for it.
