@@ -221,6 +221,7 @@ func (c *client) logIn(ctx context.Context, op string) (string, time.Duration, e
 			e.Kind = caclient.ErrUnauthenticated // the methods differ in the status for a bad credential
 		}
 		e.Err = fmt.Errorf("log in: %w", e.Err)
+		c.conn.Reconnect() // the connection may have an old certificate
 	}
 	if err != nil {
 		return "", 0, err
