@@ -150,6 +150,13 @@ func try[T any](ctx context.Context, t *token, f func(*session) (T, error)) (v T
 		if s == nil {
 			s, err = t.newSession(ctx)
 		}
+		if is(err, pkcs11.CKR_SESSION_COUNT) { // the token has fewer
+			select {
+			case s = <-t.idle:
+				err = nil
+			case <-ctx.Done():
+			}
+		}
 		if err == nil {
 			err = ctx.Err() // its caller has left
 		}

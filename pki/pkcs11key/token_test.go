@@ -350,6 +350,16 @@ func TestHang(t *testing.T) {
 	}
 	wg.Wait()
 
+	// The same with a token that gives one session.
+	k.drain()
+	_ = must.Get(signed(key))(t)
+	f.set(fmt.Sprintf("%d fail %x 0", openSession, pkcs11.CKR_SESSION_COUNT))
+	for range 40 {
+		wg.Go(func() { assert.NoError(t, must.Err(signed(key))) })
+	}
+	wg.Wait()
+	f.set()
+
 	k.signTime = 300 * time.Millisecond
 	f.set(fmt.Sprintf("%d hang 0 0", sign))
 	for range 20 {
