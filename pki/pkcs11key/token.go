@@ -47,6 +47,9 @@ const (
 	tagSize    = 16
 )
 
+// starts is held by the call that starts a module: two at a time can crash the process.
+var starts = make(chan struct{}, 1)
+
 var errTwo = errors.New("the token has several keys of this name")
 
 type redacted = redact.Text
@@ -253,7 +256,13 @@ func (t *token) newSession(ctx context.Context) (*session, error) {
 		return nil, err
 	}
 	defer release()
-	if err := t.module.Initialize(); err != nil && !is(err, pkcs11.CKR_CRYPTOKI_ALREADY_INITIALIZED) {
+	started, err := t.alone(ctx, starts)
+	if err != nil {
+		return nil, err
+	}
+	err = t.module.Initialize()
+	started()
+	if err != nil && !is(err, pkcs11.CKR_CRYPTOKI_ALREADY_INITIALIZED) {
 		return nil, fmt.Errorf("the module does not start: %w", err)
 	}
 	slot, flags, err := t.slot()
