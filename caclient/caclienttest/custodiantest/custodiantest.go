@@ -472,7 +472,7 @@ func Sealer(t *testing.T, open, other, missing func(t testing.TB) ca.Sealer) {
 	for _, size := range []int{0, 1, 100, 4096} {
 		t.Run(fmt.Sprint("associated=", size), func(t *testing.T) { sealed(t, open(t), open, secret, make([]byte, size)) })
 	}
-	associated := []byte("the record of a CA")
+	associated := []byte(strings.Repeat("the record of a CA ", 216))[:4095]
 	good := must.Get(open(t).Seal(t.Context(), secret, associated))(t)
 	t.Run("Altered", func(t *testing.T) { altered(t, open(t), good, secret, associated) })
 	t.Run("AtOnce", func(t *testing.T) {
@@ -559,7 +559,7 @@ func altered(t *testing.T, s ca.Sealer, good, secret, associated []byte) {
 		"nothing that belongs":    {good, nil},
 		"less that belongs":       {good, associated[1:]},
 		"more that belongs":       {good, append(slices.Clone(associated), 0)},
-		"something other belongs": {good, []byte("the record of a Ca")},
+		"something other belongs": {good, append(slices.Clone(associated[:4094]), 0)},
 	} {
 		got, err := s.Unseal(t.Context(), c.box, c.associated)
 		if !errors.Is(err, fs.ErrInvalid) || got != nil {

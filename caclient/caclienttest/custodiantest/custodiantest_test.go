@@ -144,6 +144,8 @@ func (b *box) Seal(ctx context.Context, secret, associated []byte) ([]byte, erro
 		return slices.Clone(secret), nil
 	case "alone":
 		associated = nil
+	case "shortens":
+		associated = associated[:min(1024, len(associated))]
 	}
 	return b.Custodian.Seal(ctx, secret, associated)
 }
@@ -154,6 +156,8 @@ func (b *box) Unseal(ctx context.Context, sealed, associated []byte) ([]byte, er
 		return sealed, nil
 	case "alone":
 		associated = nil
+	case "shortens":
+		associated = associated[:min(1024, len(associated))]
 	}
 	secret, err := b.Custodian.Unseal(ctx, sealed, associated)
 	if err != nil && b.fault == "vague" {
@@ -202,7 +206,7 @@ func TestFaults(t *testing.T) {
 		{"TestMemory", "salt", "rsa-3072"}, {"TestMemory", "hash", "rsa-2048"}, {"TestMemory", "cut", "ed25519"},
 		{"TestMemory", "forgets", "Another"}, {"TestMemory", "races", "AtOnce"}, {"TestMemory", "cuts", "Names"},
 		{"TestMemory", "prunes", "Names"}, {"TestMemory", "contains", "Names"}, {"TestBox", "clear", "Altered"},
-		{"TestMemory", "busy", "AtOnce"}, {"TestBox", "alone", "Altered"},
+		{"TestMemory", "busy", "AtOnce"}, {"TestBox", "alone", "Altered"}, {"TestBox", "shortens", "Altered"},
 		{"TestBox", "hasty", "Context"}, {"TestBox", "vague", "Altered"}, {"TestBox", "same", "Other"},
 	} {
 		cmd := exec.Command(self, "-test.run=^"+c.test+"$/^"+c.fails+"$", "-test.v")
