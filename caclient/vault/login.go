@@ -19,11 +19,8 @@ import (
 const (
 	longestLease = 32 * 24 * time.Hour // how long a token is used at most, whatever Vault says: its own default limit
 	maxToken     = 16 << 10            // bytes
-	deniedAgain  = time.Minute         // before a login for a request that the policies forbid
-
-	renewTimeout = 2 * time.Second  // while there is a token that works
-	renewAgain   = time.Minute      // after a failure
-	refusedAgain = 10 * time.Minute // after a refusal, such as for a token that cannot be renewed
+	renewTimeout = 2 * time.Second     // while there is a token that works
+	renewAgain   = time.Minute         // after a failure, or for a request that the policies forbid
 )
 
 // client is what the clients of all engines have.
@@ -80,7 +77,7 @@ func (c *client) do(ctx context.Context, r caconn.Request, answer any) error {
 		}
 		err = c.call(ctx, r, token, answer)
 		if used != nil && !again && (errors.Is(err, caclient.ErrUnauthenticated) ||
-			errors.Is(err, caclient.ErrDenied) && time.Since(used.since) > deniedAgain) {
+			errors.Is(err, caclient.ErrDenied) && time.Since(used.since) > renewAgain) {
 			c.session.CompareAndSwap(used, nil) // the lease may have been revoked, or Vault was restored from a backup
 			continue
 		}
@@ -249,8 +246,8 @@ func (c *client) keepAlive(ctx context.Context, op, token string) {
 	_, lease, bad := answer.token()
 	if err = cmp.Or(err, bad); err != nil {
 		lease = 3 * renewAgain
-		if errors.Is(err, caclient.ErrInvalid) || errors.Is(err, caclient.ErrDenied) {
-			lease = 3 * refusedAgain
+		if errors.Is(err, caclient.ErrInvalid) || errors.Is(err, caclient.ErrDenied) { // a token that is not renewable
+			lease *= 10
 		}
 		c.conn.Endpoint.Logger.WarnContext(ctx, "vault: the token was not renewed; it stays in use", "err", err)
 	}

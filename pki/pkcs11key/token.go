@@ -161,9 +161,6 @@ func try[T any](ctx context.Context, t *token, f func(*session) (T, error)) (v T
 			}
 		}
 		if err == nil {
-			err = ctx.Err() // its caller has left
-		}
-		if err == nil {
 			v, err = f(s)
 		}
 		if _, broken := errors.AsType[pkcs11.Error](err); s != nil && broken {
@@ -559,27 +556,25 @@ func (s *session) public(o pkcs11.ObjectHandle) (crypto.PublicKey, error) {
 	if _, err := asn1.Unmarshal(v[0], &point); err == nil {
 		v = [][]byte{point, v[0]}
 	}
-	var public any
 	for _, point := range v {
+		var public any
 		public, err = x509.ParsePKIXPublicKey(marshal(struct {
 			A pkix.AlgorithmIdentifier
 			P asn1.BitString
 		}{algorithm, asn1.BitString{Bytes: point, BitLength: 8 * len(point)}}))
 		if err == nil {
-			break
+			return public, nil
 		}
 	}
-	return public, err
+	return nil, err
 }
 
 // Destroy implements ca.Custodian.
 func (t *token) Destroy(ctx context.Context, name string) error {
 	_, err := change(ctx, t, "destroy the key", name, func(s *session) (int, error) {
 		found, err := s.find(name, pkcs11.CKO_PRIVATE_KEY, pkcs11.CKO_PUBLIC_KEY)
-		for _, o := range found {
-			if err == nil {
-				err = s.module.DestroyObject(s.h, o)
-			}
+		for i := 0; err == nil && i < len(found); i++ {
+			err = s.module.DestroyObject(s.h, found[i])
 		}
 		return 0, err
 	})
@@ -593,11 +588,9 @@ func (t *token) Keys(ctx context.Context, prefix string) ([]string, error) {
 		found, err := s.find("", pkcs11.CKO_PRIVATE_KEY, pkcs11.CKO_PUBLIC_KEY)
 		for _, o := range found {
 			v, e := s.get(o, pkcs11.CKA_LABEL)
-			switch {
-			case is(e, pkcs11.CKR_OBJECT_HANDLE_INVALID): // destroyed meanwhile
-			case e != nil:
+			if e != nil {
 				return nil, e
-			case strings.HasPrefix(string(v[0]), prefix):
+			} else if strings.HasPrefix(string(v[0]), prefix) {
 				names[string(v[0])] = true
 			}
 		}
@@ -697,10 +690,8 @@ func (s *session) sealKeys() ([]pkcs11.ObjectHandle, error) {
 		return nil, errors.New("no label is configured")
 	}
 	keys, err := s.find(s.SealKey, pkcs11.CKO_SECRET_KEY)
-	for _, o := range keys {
-		if err == nil {
-			err = s.keeps(o)
-		}
+	for i := 0; err == nil && i < len(keys); i++ {
+		err = s.keeps(keys[i])
 	}
 	return keys, err
 }
