@@ -19,6 +19,8 @@ import (
 const (
 	longestLease = 32 * 24 * time.Hour // how long a token is used at most, whatever Vault says: its own default limit
 	maxToken     = 16 << 10            // bytes
+	renewTimeout = 2 * time.Second     // while there is a token that works
+	renewAgain   = time.Minute         // after a failure, or for a request that the policies forbid
 )
 
 // client is what the clients of all engines have.
@@ -64,8 +66,9 @@ func (c *client) connect(cfg caconn.Config, mount, space, loginRole, loginMount 
 	return err
 }
 
-// do sends a request that needs a token. It logs in again, once, if Vault refuses the token of an earlier login. The
-// error is a [*caclient.Error] with a [*caconn.Status] if there was an answer, unless ctx is done.
+// do sends a request that needs a token. It logs in again, once, if Vault refuses the token of an earlier login: at
+// once if Vault does not know the token, and once a minute if its policies forbid the request, as those of a new one may
+// not. The error is a [*caclient.Error] with a [*caconn.Status] if there was an answer, unless ctx is done.
 func (c *client) do(ctx context.Context, r caconn.Request, answer any) error {
 	for again := false; ; again = true {
 		token, used, missing, err := c.token(ctx, r.Op)
@@ -73,8 +76,8 @@ func (c *client) do(ctx context.Context, r caconn.Request, answer any) error {
 			return err
 		}
 		err = c.call(ctx, r, token, answer)
-		s, ok := errors.AsType[*caconn.Status](err)
-		if ok && s.Code == http.StatusForbidden && used != nil && !again {
+		if used != nil && !again && (errors.Is(err, caclient.ErrUnauthenticated) ||
+			errors.Is(err, caclient.ErrDenied) && time.Since(used.since) > renewAgain) {
 			c.session.CompareAndSwap(used, nil) // the lease may have been revoked, or Vault was restored from a backup
 			continue
 		}
@@ -111,8 +114,8 @@ func (c *client) call(ctx context.Context, r caconn.Request, token string, answe
 
 // session is the token of a login. It never changes.
 type session struct {
-	token       func() string // a function hides it from printers
-	renew, ends time.Time     // from renew on the client logs in again; after ends the token is not used
+	token              func() string // a function hides it from printers
+	since, renew, ends time.Time     // from renew on the client logs in again; after ends the token is not used
 }
 
 // token returns the token to send, or the reason why an expected token is missing. used is the session of an earlier
@@ -124,7 +127,9 @@ func (c *client) token(ctx context.Context, op string) (token string, used *sess
 		}
 		return token, nil, missing, err
 	}
+	limit := longestLease
 	if used = c.session.Load(); used.usable() {
+		limit = renewTimeout // then the token that there is goes on
 		if time.Now().Before(used.renew) {
 			return used.token(), used, nil, nil
 		}
@@ -144,17 +149,19 @@ func (c *client) token(ctx context.Context, op string) (token string, used *sess
 	if now := c.session.Load(); now != used && now.usable() { // another call has logged in meanwhile
 		return now.token(), now, nil, nil
 	}
-	text, lease, err := c.logIn(ctx, op)
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	text, lease, err := c.logIn(limited, op)
 	now := time.Now()
 	if err == nil {
-		c.session.Store(&session{redact.Seal(text), now.Add(lease * 2 / 3), now.Add(lease)})
+		c.session.Store(&session{redact.Seal(text), now, now.Add(lease * 2 / 3), now.Add(lease)})
 		return text, nil, nil, nil
 	}
-	if !used.usable() || ctx.Err() != nil {
+	if limit != renewTimeout || ctx.Err() != nil {
 		return "", nil, nil, err
 	}
 	c.conn.Endpoint.Logger.WarnContext(ctx, "vault: the login failed; the token of the last one stays", "err", err)
-	again := &session{used.token, now.Add(used.ends.Sub(now) / 4), used.ends}
+	again := &session{used.token, used.since, now.Add(used.ends.Sub(now) / 4), used.ends}
 	if !c.session.CompareAndSwap(used, again) {
 		return "", nil, nil, err // Vault has refused the token meanwhile
 	}
@@ -211,6 +218,7 @@ func (c *client) logIn(ctx context.Context, op string) (string, time.Duration, e
 			e.Kind = caclient.ErrUnauthenticated // the methods differ in the status for a bad credential
 		}
 		e.Err = fmt.Errorf("log in: %w", e.Err)
+		c.conn.Reconnect() // the connection may have an old certificate
 	}
 	if err != nil {
 		return "", 0, err
@@ -221,11 +229,6 @@ func (c *client) logIn(ctx context.Context, op string) (string, time.Duration, e
 	}
 	return text, lease, nil
 }
-
-const (
-	renewTimeout = 2 * time.Second
-	renewAgain   = 10 * time.Minute // after a failure, such as for a token that cannot be renewed
-)
 
 // keepAlive renews a token that is no login's when a third of its life is over. One call at a time does that, shortly;
 // others use the token as it is.
@@ -243,8 +246,11 @@ func (c *client) keepAlive(ctx context.Context, op, token string) {
 	_, lease, bad := answer.token()
 	if err = cmp.Or(err, bad); err != nil {
 		lease = 3 * renewAgain
+		if errors.Is(err, caclient.ErrInvalid) || errors.Is(err, caclient.ErrDenied) { // a token that is not renewable
+			lease *= 10
+		}
 		c.conn.Endpoint.Logger.WarnContext(ctx, "vault: the token was not renewed; it stays in use", "err", err)
 	}
 	now := time.Now()
-	c.session.Store(&session{redact.Seal(token), now.Add(lease / 3), now.Add(lease)})
+	c.session.Store(&session{redact.Seal(token), now, now.Add(lease / 3), now.Add(lease)})
 }

@@ -30,7 +30,7 @@ type leases struct {
 	broken atomic.Bool  // the login
 	slow   atomic.Int64 // nanoseconds of a login
 	logins atomic.Int64
-	valid  atomic.Int64 // the number of the token that is good; 0 for all
+	valid  atomic.Int64 // the number of the token that is good; 0 for all, -1 if policies forbid the request
 }
 
 func newLeases(t testing.TB) *leases {
@@ -39,7 +39,10 @@ func newLeases(t testing.TB) *leases {
 	l.Script = &cafake.Script{Answer: func(c cafake.Call) (int, any) {
 		switch {
 		case strings.HasSuffix(c.URL.Path, "/login"):
-			time.Sleep(time.Duration(l.slow.Load()))
+			select {
+			case <-time.After(time.Duration(l.slow.Load())):
+			case <-c.Context().Done():
+			}
 			if l.broken.Load() {
 				return 503, vaultErrors("Vault is sealed")
 			}
@@ -53,8 +56,10 @@ func newLeases(t testing.TB) *leases {
 			}
 			return 200, doc{"data": doc{"certificate": texts[0], "ca_chain": texts}}
 		}
-		if n := l.valid.Load(); n != 0 && c.Header.Get("X-Vault-Token") != fmt.Sprint("hvs.", n) {
+		if n := l.valid.Load(); n < 0 {
 			return 403, vaultErrors("1 error occurred:\n\t* permission denied\n\n")
+		} else if n > 0 && c.Header.Get("X-Vault-Token") != fmt.Sprint("hvs.", n) {
+			return 403, vaultErrors("permission denied")
 		}
 		return signed(l.ca, c)
 	}}
@@ -126,6 +131,23 @@ func TestLoginFails(t *testing.T) {
 	})
 }
 
+// A login that hangs holds up one call for a moment, while the token of the last login is good.
+func TestLoginHangs(t *testing.T) {
+	bubble(t, func(t *testing.T, l *leases, sign func() error) {
+		require.NoError(t, sign())
+		time.Sleep(40 * time.Minute)
+		l.slow.Store(int64(time.Minute))
+		for _, took := range []time.Duration{2 * time.Second, 0, 0} {
+			began := time.Now()
+			require.NoError(t, sign())
+			assert.Equal(t, took, time.Since(began))
+		}
+		time.Sleep(20 * time.Minute) // it has ended
+		require.NoError(t, sign())
+		assert.Equal(t, 3, logins(l.Script))
+	})
+}
+
 // Calls at the same time share one login.
 func TestLoginsAreShared(t *testing.T) {
 	bubble(t, func(t *testing.T, l *leases, sign func() error) {
@@ -172,7 +194,7 @@ func TestLoginOfAnEndedCall(t *testing.T) {
 		defer cancel()
 		assert.ErrorContains(t, must.Err(c.Sign(impatient, webCSR(t), 0)), "impatient")
 		wg.Wait()
-		assert.EqualValues(t, 2, l.logins.Load(), "the script finishes the first, too")
+		assert.EqualValues(t, 2, l.logins.Load(), "the script counts the first, too")
 	})
 }
 
@@ -186,9 +208,16 @@ func TestRevoked(t *testing.T) {
 
 		l.valid.Store(-1) // the policy was taken away
 		before := len(l.Paths())
+		for range 50 {
+			require.ErrorIs(t, sign(), caclient.ErrDenied)
+		}
+		assert.Len(t, l.Paths(), before+50, "no login for each call, which would fill Vault's storage")
+		time.Sleep(time.Minute + 1)
+		before = len(l.Paths())
 		require.ErrorIs(t, sign(), caclient.ErrDenied)
 		assert.Equal(t, []string{"POST /v1/pki/sign/web", "POST /v1/auth/kubernetes/login", "POST /v1/pki/sign/web"}, l.Paths()[before:])
 
+		time.Sleep(time.Minute + 1)
 		l.broken.Store(true) // and there is no other token
 		before = len(l.Paths())
 		require.ErrorIs(t, sign(), caclient.ErrUnavailable)

@@ -215,6 +215,7 @@ func passes(t *testing.T, name string, err error) {
 	}
 	assert.NotNil(t, must.As[*caclient.Error](err)(t, name).Kind, name)
 	assert.NotContains(t, err.Error(), secret, name)
+	assert.NotContains(t, err.Error(), "the CA answers", name)
 }
 
 // A standby that is behind does not make a key missing, and the call waits for it.
@@ -298,6 +299,25 @@ func TestTransitOperator(t *testing.T) {
 		key, err := newTransit(t, engine.Script).NewKey(t.Context(), keyName, "ecdsa-p256")
 		require.ErrorIs(t, err, fs.ErrExist, name)
 		assert.Nil(t, key)
+	}
+}
+
+// Another client destroys a key while Destroy runs.
+func TestTransitDestroyedMeanwhile(t *testing.T) {
+	t.Parallel()
+	for _, before := range []string{http.MethodPost, http.MethodDelete} {
+		engine := cafake.NewTransit()
+		c := newTransit(t, engine.Script)
+		must.Get(c.NewKey(t.Context(), keyName, "ecdsa-p256"))(t)
+		var done atomic.Bool
+		engine.Answer = noRenewal(func(call cafake.Call) (int, any) {
+			if call.Method == before && done.CompareAndSwap(false, true) {
+				assert.NoError(t, c.Destroy(t.Context(), keyName))
+			}
+			return engine.Engine(call)
+		})
+		require.NoError(t, c.Destroy(t.Context(), keyName), before)
+		require.ErrorIs(t, must.Err(c.Key(t.Context(), keyName)), fs.ErrNotExist)
 	}
 }
 
@@ -422,14 +442,15 @@ func TestTransitRenewal(t *testing.T) {
 		code   int
 		answer any
 		slow   time.Duration
-		at     []int // the minutes of the renewals in an hour
+		every  int // minutes; 60 in an hour at most once
 	}{
-		"renewed":       {200, loginAnswer(secret, 3600), 0, []int{0, 20, 40}},
-		"without end":   {200, loginAnswer(secret, 0), 0, []int{0}},
-		"not renewable": {400, cafake.Errors("lease is not renewable"), 0, []int{0, 10, 20, 30, 40, 50}},
-		"not allowed":   {403, cafake.Errors("permission denied"), 0, []int{0, 10, 20, 30, 40, 50}},
-		"nonsense":      {200, "nonsense", 0, []int{0, 10, 20, 30, 40, 50}},
-		"slow":          {200, loginAnswer(secret, 3600), time.Minute, []int{0, 11, 22, 33, 44, 55}},
+		"renewed":       {200, loginAnswer(secret, 3600), 0, 20},
+		"without end":   {200, loginAnswer(secret, 0), 0, 60},
+		"not renewable": {400, cafake.Errors("lease is not renewable"), 0, 10},
+		"not allowed":   {403, cafake.Errors("1 error occurred:\n\t* permission denied\n\n"), 0, 10},
+		"sealed":        {503, cafake.Errors("Vault is sealed"), 0, 1}, // the token may have minutes
+		"nonsense":      {200, "nonsense", 0, 1},
+		"slow":          {200, loginAnswer(secret, 3600), time.Minute, 2},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			engine, began := cafake.NewTransit(), time.Now()
@@ -450,12 +471,20 @@ func TestTransitRenewal(t *testing.T) {
 			client := newTransit(t, engine.Script, func(o *vault.TransitOptions) { o.Logger = log.Logger() })
 			for range 60 {
 				call := time.Now()
-				must.Get(client.Keys(t.Context(), ""))(t, name)
+				var wg sync.WaitGroup
+				for range 5 { // of which one renews
+					wg.Go(func() { assert.NoError(t, must.Err(client.Keys(t.Context(), "")), name) })
+				}
+				wg.Wait()
 				assert.LessOrEqual(t, time.Since(call), 2*time.Second, name)
 				time.Sleep(time.Minute - time.Since(call))
 			}
-			assert.Equal(t, c.at, at, name)
-			assert.Equal(t, len(c.at) > 3, strings.Contains(log.String(), "the token was not renewed"), name)
+			var want []int
+			for minute := 0; minute < 60; minute += c.every {
+				want = append(want, minute)
+			}
+			assert.Equal(t, want, at, name)
+			assert.Equal(t, c.every < 20, strings.Contains(log.String(), "the token was not renewed"), name)
 			assert.NotContains(t, log.String(), secret, name)
 		})
 	}

@@ -101,9 +101,10 @@ type Options struct {
 	// LoginRole is a role of the auth method kubernetes, or jwt, which takes the token of the Endpoint, a Kubernetes
 	// service account's, for a Vault token. The client uses it until a third of its lease is left, then logs in again;
 	// if that fails, the token stays in use until its end. If Vault refuses it earlier, the client logs in again at
-	// once and repeats the call. If the Endpoint has an HTTPClient and no token, LoginRole is a role of the auth method
-	// cert, which takes the client certificate of the connection. Empty means no login: the token of the Endpoint is a
-	// Vault token, or there is none and the URL is the URL of a Vault Proxy, which adds its own.
+	// once and repeats the call; if its policies forbid the call, at most once a minute. If the Endpoint has an
+	// HTTPClient and no token, LoginRole is a role of the auth method cert, which takes the client certificate of the
+	// connection. Empty means no login: the token of the Endpoint is a Vault token, or there is none and the URL is the
+	// URL of a Vault Proxy, which adds its own.
 	LoginRole string
 
 	// LoginMount is the path of the auth method; empty means "kubernetes", or "cert" for a certificate.

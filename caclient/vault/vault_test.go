@@ -301,6 +301,14 @@ func TestAnotherServer(t *testing.T) {
 		}
 	}
 	assert.EqualValues(t, 7, want)
+
+	before := conns.Load()
+	c = newCA(t, vault.Options{Endpoint: caclient.Endpoint{URL: srv.URL, TrustDomain: domain, AllowPlaintext: true,
+		HTTPClient: srv.Client()}, Role: "web", LoginRole: "web"})
+	for range 3 { // the certificate of a connection may have ended
+		must.Err(c.Sign(t.Context(), webCSR(t), 0))
+	}
+	assert.Equal(t, before+3, conns.Load(), "logins that are refused")
 }
 
 // The wait that Vault asks for is in the error.

@@ -96,7 +96,8 @@ type Options struct {
 	// nothing.
 	SealKey string
 
-	// Sessions is how many calls the token serves at once, each in a session; 0 means 32. Other calls wait.
+	// Sessions is how many calls the token serves at once, each in a session; 0 means 32. Other calls wait, as they do if
+	// the token gives fewer sessions.
 	Sessions int
 }
 

@@ -32,6 +32,7 @@ var children map[string]func(ctx context.Context, args ...string) error
 func init() {
 	children = map[string]func(ctx context.Context, args ...string) error{
 		"child-share": childShare, "child-check": childCheck, "child-make": childMake, "child-restart": childRestart,
+		"child-open": childOpenAtOnce,
 	}
 }
 
@@ -283,4 +284,36 @@ func TestRestart(t *testing.T) {
 		t.Log(c.out.Text())
 	}
 	require.NoError(t, c.Wait())
+}
+
+// childOpenAtOnce opens a token several times at the same time.
+func childOpenAtOnce(ctx context.Context, args ...string) error {
+	results := make(chan error)
+	for range 8 {
+		go func() {
+			k, err := childOpen(ctx, args)
+			if err == nil {
+				_, err = k.Keys(ctx, "")
+			}
+			results <- err
+		}()
+	}
+	var err error
+	for range 8 {
+		err = errors.Join(err, <-results)
+	}
+	return err
+}
+
+// A program may open several tokens of a module at the same time, which starts once.
+func TestOpenAtOnce(t *testing.T) {
+	t.Parallel()
+	o, dir := childrensToken(t)
+	for range 10 {
+		c := start(t, dir, "child-open", softHSM, o.PINFile)
+		for c.out.Scan() {
+			t.Log(c.out.Text())
+		}
+		require.NoError(t, c.Wait())
+	}
 }

@@ -47,6 +47,9 @@ const (
 	tagSize    = 16
 )
 
+// starts is held by the call that starts a module: two at a time can crash the process.
+var starts = make(chan struct{}, 1)
+
 var errTwo = errors.New("the token has several keys of this name")
 
 type redacted = redact.Text
@@ -150,8 +153,12 @@ func try[T any](ctx context.Context, t *token, f func(*session) (T, error)) (v T
 		if s == nil {
 			s, err = t.newSession(ctx)
 		}
-		if err == nil {
-			err = ctx.Err() // its caller has left
+		if is(err, pkcs11.CKR_SESSION_COUNT) { // the token has fewer
+			select {
+			case s = <-t.idle:
+				err = nil
+			case <-ctx.Done():
+			}
 		}
 		if err == nil {
 			v, err = f(s)
@@ -246,7 +253,13 @@ func (t *token) newSession(ctx context.Context) (*session, error) {
 		return nil, err
 	}
 	defer release()
-	if err := t.module.Initialize(); err != nil && !is(err, pkcs11.CKR_CRYPTOKI_ALREADY_INITIALIZED) {
+	started, err := t.alone(ctx, starts)
+	if err != nil {
+		return nil, err
+	}
+	err = t.module.Initialize()
+	started()
+	if err != nil && !is(err, pkcs11.CKR_CRYPTOKI_ALREADY_INITIALIZED) {
 		return nil, fmt.Errorf("the module does not start: %w", err)
 	}
 	slot, flags, err := t.slot()
@@ -543,27 +556,25 @@ func (s *session) public(o pkcs11.ObjectHandle) (crypto.PublicKey, error) {
 	if _, err := asn1.Unmarshal(v[0], &point); err == nil {
 		v = [][]byte{point, v[0]}
 	}
-	var public any
 	for _, point := range v {
+		var public any
 		public, err = x509.ParsePKIXPublicKey(marshal(struct {
 			A pkix.AlgorithmIdentifier
 			P asn1.BitString
 		}{algorithm, asn1.BitString{Bytes: point, BitLength: 8 * len(point)}}))
 		if err == nil {
-			break
+			return public, nil
 		}
 	}
-	return public, err
+	return nil, err
 }
 
 // Destroy implements ca.Custodian.
 func (t *token) Destroy(ctx context.Context, name string) error {
 	_, err := change(ctx, t, "destroy the key", name, func(s *session) (int, error) {
 		found, err := s.find(name, pkcs11.CKO_PRIVATE_KEY, pkcs11.CKO_PUBLIC_KEY)
-		for _, o := range found {
-			if err == nil {
-				err = s.module.DestroyObject(s.h, o)
-			}
+		for i := 0; err == nil && i < len(found); i++ {
+			err = s.module.DestroyObject(s.h, found[i])
 		}
 		return 0, err
 	})
@@ -577,11 +588,9 @@ func (t *token) Keys(ctx context.Context, prefix string) ([]string, error) {
 		found, err := s.find("", pkcs11.CKO_PRIVATE_KEY, pkcs11.CKO_PUBLIC_KEY)
 		for _, o := range found {
 			v, e := s.get(o, pkcs11.CKA_LABEL)
-			switch {
-			case is(e, pkcs11.CKR_OBJECT_HANDLE_INVALID): // destroyed meanwhile
-			case e != nil:
+			if e != nil {
 				return nil, e
-			case strings.HasPrefix(string(v[0]), prefix):
+			} else if strings.HasPrefix(string(v[0]), prefix) {
 				names[string(v[0])] = true
 			}
 		}
@@ -681,10 +690,8 @@ func (s *session) sealKeys() ([]pkcs11.ObjectHandle, error) {
 		return nil, errors.New("no label is configured")
 	}
 	keys, err := s.find(s.SealKey, pkcs11.CKO_SECRET_KEY)
-	for _, o := range keys {
-		if err == nil {
-			err = s.keeps(o)
-		}
+	for i := 0; err == nil && i < len(keys); i++ {
+		err = s.keeps(keys[i])
 	}
 	return keys, err
 }

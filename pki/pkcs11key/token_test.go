@@ -350,6 +350,16 @@ func TestHang(t *testing.T) {
 	}
 	wg.Wait()
 
+	// The same with a token that gives one session.
+	k.drain()
+	_ = must.Get(signed(key))(t)
+	f.set(fmt.Sprintf("%d fail %x 0", openSession, pkcs11.CKR_SESSION_COUNT))
+	for range 40 {
+		wg.Go(func() { assert.NoError(t, must.Err(signed(key))) })
+	}
+	wg.Wait()
+	f.set()
+
 	k.signTime = 300 * time.Millisecond
 	f.set(fmt.Sprintf("%d hang 0 0", sign))
 	for range 20 {
@@ -460,6 +470,14 @@ func TestHalves(t *testing.T) {
 		assert.Equal(t, []pkcs11.ObjectHandle{data}, r.objects(t, pkcs11.CKA_LABEL, name))
 		require.NoError(t, r.DestroyObject(r.h, data))
 	}
+
+	prefix := newName() // more than the module gives at a time
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	for i := range 120 {
+		_ = must.Get(r.CreateObject(r.h, append(named(pkcs11.CKO_PUBLIC_KEY, pkcs11.CKK_EC, fmt.Sprint(prefix, i)),
+			point(algorithms["ecdsa-p256"].curve, marshal(must.Get(key.PublicKey.Bytes())(t)))...)))(t)
+	}
+	assert.Len(t, must.Get(k.Keys(ctx, prefix))(t), 120)
 }
 
 // Of several callers with one name, one makes the key. If another process makes one meanwhile, the later destroys its
@@ -529,15 +547,26 @@ func TestPrivate(t *testing.T) {
 		err = r.SetAttributeValue(r.h, h[0], attributes(pkcs11.CKA_EXTRACTABLE, true))
 		assert.Error(t, err)
 	}
-	name := newName()
 	a := algorithms["ecdsa-p256"]
-	leaky := append(named(pkcs11.CKO_PRIVATE_KEY, a.keyType, name),
-		attributes(pkcs11.CKA_EXTRACTABLE, true, pkcs11.CKA_SIGN, true, pkcs11.CKA_PRIVATE, true)...)
-	_, _, err := r.GenerateKeyPair(r.h, mechanism(a.generate, nil), append(named(pkcs11.CKO_PUBLIC_KEY, a.keyType, name),
-		attributes(pkcs11.CKA_EC_PARAMS, marshal(a.curve))...), leaky)
-	require.NoError(t, err)
-	must.Fail(t, must.Err(k.Key(ctx, name)), "can leave the token")
-	require.NoError(t, k.Destroy(ctx, name))
+	for _, leaks := range [][]*pkcs11.Attribute{
+		attributes(pkcs11.CKA_SENSITIVE, true, pkcs11.CKA_EXTRACTABLE, true),
+		attributes(pkcs11.CKA_SENSITIVE, false, pkcs11.CKA_EXTRACTABLE, false),
+	} {
+		name := newName()
+		private := append(named(pkcs11.CKO_PRIVATE_KEY, a.keyType, name),
+			attributes(pkcs11.CKA_SIGN, true, pkcs11.CKA_PRIVATE, true)...)
+		_, _, err := r.GenerateKeyPair(r.h, mechanism(a.generate, nil), append(named(pkcs11.CKO_PUBLIC_KEY, a.keyType, name),
+			attributes(pkcs11.CKA_EC_PARAMS, marshal(a.curve))...), append(private, leaks...))
+		require.NoError(t, err)
+		must.Fail(t, must.Err(k.Key(ctx, name)), "can leave the token")
+		require.NoError(t, k.Destroy(ctx, name))
+
+		o.SealKey = newName()
+		seals := openAs(t, o)
+		_ = must.Get(r.GenerateKey(r.h, mechanism(pkcs11.CKM_AES_KEY_GEN, nil), append(append(named(pkcs11.CKO_SECRET_KEY,
+			pkcs11.CKK_AES, o.SealKey), attributes(pkcs11.CKA_VALUE_LEN, 32)...), leaks...)))(t)
+		must.Fail(t, must.Err(seals.Seal(ctx, []byte("secret"), nil)), "can leave the token")
+	}
 }
 
 // Some tokens give the point of a curve without the OCTET STRING around it, whose tag it also begins with.
@@ -617,6 +646,9 @@ func TestUnfit(t *testing.T) {
 	}
 	_, _, _, err := prepare(&ecdsa.PublicKey{Curve: elliptic.P256()}, make([]byte, 31), crypto.SHA256)
 	must.Fail(t, err, "31 bytes in place of 32")
+	_, data, _, err := prepare(&ecdsa.PublicKey{Curve: elliptic.P256()}, make([]byte, 64), crypto.SHA512)
+	require.NoError(t, err)
+	assert.Len(t, data, 32, "tokens need not shorten it")
 }
 
 func BenchmarkSign(b *testing.B) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-tpm/tpm2"
 	"github.com/google/go-tpm/tpm2/transport"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -196,7 +198,14 @@ func TestFiles(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrInvalid)
 	require.Len(t, must.Get(there.Keys(ctx, ""))(t), 2)
 
-	// The file of a key has no key in it.
+	// The file of a key has no key in it, and the TPM gives it to no other.
+	for name, data := range files {
+		var has struct{ Public []byte }
+		require.NoError(t, json.Unmarshal(data, &has))
+		area := must.Get(tpm2.Unmarshal[tpm2.TPMTPublic](has.Public))(t)
+		require.Equal(t, tpm2.TPMAObject{FixedTPM: true, FixedParent: true, SensitiveDataOrigin: true, UserWithAuth: true,
+			NoDA: true, SignEncrypt: true}, area.ObjectAttributes, name)
+	}
 	for _, der := range [][]byte{whole, must.Get(base64.StdEncoding.AppendDecode(nil, []byte(
 		strings.Split(string(whole), `"`)[7])))(t)} {
 		_, err := x509.ParsePKCS8PrivateKey(der)

@@ -298,7 +298,8 @@ func (s *suite) unsupported(t *testing.T) {
 // names has keys of two CAs taken, found, listed and destroyed.
 func (s *suite) names(t *testing.T) {
 	c, ctx, ours, theirs := s.start(t), t.Context(), newPrefix(), newPrefix()
-	name, beside, other := ours+randomHex(8), ours+randomHex(8), theirs+randomHex(8)
+	name, other := ours+randomHex(8), theirs+randomHex(8)
+	beside := name + strings.Repeat("0", 80-len(name)) // the longest
 	for _, n := range []string{name, other} {
 		c.missing(n)
 		if err := c.Destroy(ctx, n); err != nil {
@@ -319,8 +320,10 @@ func (s *suite) names(t *testing.T) {
 	}
 	c.is(must.Get(c.Key(ctx, name))(t), first)
 	c.lists(ours, name, beside)
-	c.lists(name, name)
+	c.lists(name, name, beside)
+	c.lists(beside, beside)
 	c.lists(name + "x")
+	c.lists(name[1:]) // what no name begins with
 	c.lists(theirs, other)
 	c.missing(ours[:len(ours)-1]) // what other names begin with
 	c.missing(name[:len(name)-1])
@@ -406,10 +409,28 @@ func (s *suite) atOnce(t *testing.T) {
 	}
 	wg.Wait()
 	c.lists(prefix, names...)
-	for _, name := range names {
+	same := prefix + randomHex(8)
+	names = append(names, same)
+	t.Cleanup(func() { _ = c.Destroy(context.Background(), same) })
+	for i := range keys { // of one name, while it is taken
+		wg.Go(func() {
+			var err error
+			if keys[i], err = c.NewKey(t.Context(), same, s.usual); err != nil && !errors.Is(err, fs.ErrExist) {
+				t.Errorf("make a key that others make: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	one := must.Get(c.Key(t.Context(), same))(t).Public()
+	for _, key := range keys {
+		if key != nil && !pki.PublicKeysEqual(key.Public(), one) {
+			t.Error("of callers who make a key of one name at the same time, two have different keys")
+		}
+	}
+	for _, name := range slices.Concat(names, names) {
 		wg.Go(func() {
 			if err := c.Destroy(t.Context(), name); err != nil {
-				t.Errorf("destroy a key while others are destroyed: %v", err)
+				t.Errorf("destroy a key while this one and others are destroyed: %v", err)
 			}
 		})
 	}
@@ -451,7 +472,7 @@ func Sealer(t *testing.T, open, other, missing func(t testing.TB) ca.Sealer) {
 	for _, size := range []int{0, 1, 100, 4096} {
 		t.Run(fmt.Sprint("associated=", size), func(t *testing.T) { sealed(t, open(t), open, secret, make([]byte, size)) })
 	}
-	associated := []byte("the record of a CA")
+	associated := []byte(strings.Repeat("the record of a CA ", 216))[:4095]
 	good := must.Get(open(t).Seal(t.Context(), secret, associated))(t)
 	t.Run("Altered", func(t *testing.T) { altered(t, open(t), good, secret, associated) })
 	t.Run("AtOnce", func(t *testing.T) {
@@ -538,7 +559,7 @@ func altered(t *testing.T, s ca.Sealer, good, secret, associated []byte) {
 		"nothing that belongs":    {good, nil},
 		"less that belongs":       {good, associated[1:]},
 		"more that belongs":       {good, append(slices.Clone(associated), 0)},
-		"something other belongs": {good, []byte("the record of a Ca")},
+		"something other belongs": {good, append(slices.Clone(associated[:4094]), 0)},
 	} {
 		got, err := s.Unseal(t.Context(), c.box, c.associated)
 		if !errors.Is(err, fs.ErrInvalid) || got != nil {

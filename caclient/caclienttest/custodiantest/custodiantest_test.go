@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 
@@ -43,6 +44,13 @@ func (m *memory) NewKey(ctx context.Context, name, algorithm string) (crypto.Sig
 		return nil, errors.ErrUnsupported
 	case m.fault == "replaces":
 		_ = m.Custodian.Destroy(ctx, name)
+	case m.fault == "races" && !slices.Contains(m.Names(), name):
+		key := must.Do(pki.NewKey(algorithm))
+		time.Sleep(10 * time.Millisecond)
+		m.Put(name, key)
+		return m.signer(key, nil)
+	case m.fault == "cuts":
+		name = name[:min(64, len(name))]
 	}
 	key, err := m.Custodian.NewKey(ctx, name, algorithm)
 	if m.fault == "tells" && err == nil {
@@ -55,7 +63,7 @@ func (m *memory) NewKey(ctx context.Context, name, algorithm string) (crypto.Sig
 
 func (m *memory) Key(ctx context.Context, name string) (crypto.Signer, error) {
 	for _, n := range m.Names() {
-		if m.fault == "begins" && strings.HasPrefix(n, name) {
+		if m.fault == "begins" && strings.HasPrefix(n, name) || m.fault == "cuts" && n == name[:min(64, len(name))] {
 			name = n
 		}
 	}
@@ -68,11 +76,17 @@ func (m *memory) Key(ctx context.Context, name string) (crypto.Signer, error) {
 
 func (m *memory) Destroy(ctx context.Context, name string) error {
 	names := m.Names()
+	if m.fault == "busy" && slices.Contains(names, name) {
+		time.Sleep(10 * time.Millisecond)
+		if !slices.Contains(m.Names(), name) {
+			return errors.New("it is gone")
+		}
+	}
 	if m.fault == "once" && !slices.Contains(names, name) {
 		return fs.ErrNotExist
 	}
 	for _, n := range names {
-		if m.fault == "sweeps" && n[:40] == name[:40] {
+		if m.fault == "sweeps" && n[:40] == name[:40] || m.fault == "prunes" && strings.HasPrefix(n, name) {
 			_ = m.Custodian.Destroy(ctx, n)
 		}
 	}
@@ -80,8 +94,11 @@ func (m *memory) Destroy(ctx context.Context, name string) error {
 }
 
 func (m *memory) Keys(ctx context.Context, prefix string) ([]string, error) {
-	if m.fault == "lists" {
+	switch m.fault {
+	case "lists":
 		prefix = ""
+	case "contains":
+		return slices.DeleteFunc(m.Names(), func(n string) bool { return !strings.Contains(n, prefix) }), ctx.Err()
 	}
 	return m.Custodian.Keys(ctx, prefix)
 }
@@ -127,6 +144,8 @@ func (b *box) Seal(ctx context.Context, secret, associated []byte) ([]byte, erro
 		return slices.Clone(secret), nil
 	case "alone":
 		associated = nil
+	case "shortens":
+		associated = associated[:min(1024, len(associated))]
 	}
 	return b.Custodian.Seal(ctx, secret, associated)
 }
@@ -137,6 +156,8 @@ func (b *box) Unseal(ctx context.Context, sealed, associated []byte) ([]byte, er
 		return sealed, nil
 	case "alone":
 		associated = nil
+	case "shortens":
+		associated = associated[:min(1024, len(associated))]
 	}
 	secret, err := b.Custodian.Unseal(ctx, sealed, associated)
 	if err != nil && b.fault == "vague" {
@@ -183,7 +204,9 @@ func TestFaults(t *testing.T) {
 		{"TestMemory", "hasty", "Context"}, {"TestMemory", "sweeps", "Names"}, {"TestMemory", "once", "Names"},
 		{"TestMemory", "lists", "Names"}, {"TestMemory", "tells", "ecdsa-p256"}, {"TestMemory", "pkcs1", "rsa-2048"},
 		{"TestMemory", "salt", "rsa-3072"}, {"TestMemory", "hash", "rsa-2048"}, {"TestMemory", "cut", "ed25519"},
-		{"TestMemory", "forgets", "Another"}, {"TestBox", "clear", "Altered"}, {"TestBox", "alone", "Altered"},
+		{"TestMemory", "forgets", "Another"}, {"TestMemory", "races", "AtOnce"}, {"TestMemory", "cuts", "Names"},
+		{"TestMemory", "prunes", "Names"}, {"TestMemory", "contains", "Names"}, {"TestBox", "clear", "Altered"},
+		{"TestMemory", "busy", "AtOnce"}, {"TestBox", "alone", "Altered"}, {"TestBox", "shortens", "Altered"},
 		{"TestBox", "hasty", "Context"}, {"TestBox", "vague", "Altered"}, {"TestBox", "same", "Other"},
 	} {
 		cmd := exec.Command(self, "-test.run=^"+c.test+"$/^"+c.fails+"$", "-test.v")

@@ -361,9 +361,9 @@ type Status struct {
 
 func (s *Status) Error() string {
 	if s.Message == "" {
-		return fmt.Sprintf("the CA answers %d (%s)", s.Code, http.StatusText(s.Code))
+		return fmt.Sprintf("the server answers %d (%s)", s.Code, http.StatusText(s.Code))
 	}
-	return fmt.Sprintf("the CA answers %d (%s): %q", s.Code, http.StatusText(s.Code), s.Message)
+	return fmt.Sprintf("the server answers %d (%s): %q", s.Code, http.StatusText(s.Code), s.Message)
 }
 
 // Do sends a request and reads the answer, at most 2 MiB of JSON, into answer, which may be nil to ignore it. The

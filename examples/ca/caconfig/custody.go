@@ -57,7 +57,7 @@ var openBao = CustodianKind{
 		"cert_file", "key_file"},
 	New: func(_ context.Context, o map[string]string, log *slog.Logger) (ca.Custodian, func(), error) {
 		at := caclient.Endpoint{URL: o["url"], RootsFile: o["roots_file"], TokenFile: o["token_file"], Logger: log}
-		if o["cert_file"] != "" {
+		if o["cert_file"]+o["key_file"] != "" {
 			client, err := caclient.NewHTTPClient(caclient.TLSOptions{RootsFile: at.RootsFile,
 				CertificateFile: o["cert_file"], KeyFile: o["key_file"], Logger: log})
 			if err != nil {

@@ -70,6 +70,7 @@ func newKept(t *testing.T) *kept {
 		"one": `{"name": "one"}`, "two": `{"name": "two", "pin_file": "/pin"}`, "three": `{"name": "three"}`,
 		"number": `{"name": 1}`, "empty": `{"name": ""}`, "twice": `{"name": "one", "name": "two"}`,
 		"keyless": `{"url": "https://127.0.0.1:1"}`, "unknown": `{"name": "one", "pin": "1234"}`, "none": `{}`, "text": `"one"`,
+		"half": `{"url": "https://bao.test", "login_role": "ca", "key_file": "/key.pem"}`,
 	} {
 		require.NoError(t, os.WriteFile(k.file(name), []byte(text), 0o600))
 	}
@@ -209,6 +210,7 @@ func TestCustodyFlags(t *testing.T) {
 		{"-seal no-sealer:" + k.file("one"), "-seal: a custodian of this kind does not seal"},
 		{"-seal openbao:" + k.file("keyless"), "-seal: openbao:" + k.file("keyless") + " has no seal_key"},
 		{"-custodian openbao:" + k.file("one"), `"name" is none of its members: url, roots_file`},
+		{"-custodian openbao:" + k.file("half"), "only one of CertificateFile and KeyFile is set"},
 		{"-reseal", "-reseal: name a custodian in -seal, or the one of before in -unseal"},
 		{"-store oracle://db/ca", "-store: it is not a URL of memory"},
 		{"-store memory://ca:SECRET@db/ca", "of -store-password-file"},
