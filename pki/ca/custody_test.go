@@ -267,6 +267,7 @@ func killedAt(t *testing.T, do func(*ca.Authority), fresh bool, n int, after, se
 		do(a)
 	}
 	cancel()
+	synctest.Wait() // a call of the custodian that Run has given up may be under way
 	m.mu.Lock()
 	dead = m.dead
 	m.mu.Unlock()
@@ -1188,6 +1189,7 @@ func TestPluggedInKilledAtEachStep(t *testing.T) {
 				soon := func(c *ca.Config) { c.Rotation.Propagation = 2 * time.Minute }
 				_, _ = tryLoadCA(dying, files, m, withJWT, heldBy(keys), soon)
 				cancel()
+				synctest.Wait()
 				dead = m.dead
 				keys.Fault, keys.Late = nil, nil
 				a := must.Get(tryLoadCA(t.Context(), files, store, withJWT, heldBy(keys), soon))(t)
