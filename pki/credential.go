@@ -192,10 +192,8 @@ func (e Expectation) Verify(chain []*x509.Certificate, bundles spiffe.BundleSour
 	case err != nil:
 	case b == nil || b.TrustDomain() != e.td:
 		err = fmt.Errorf("the bundle source did not give the bundle of %q: %w", e.td, spiffe.ErrUnknownTrustDomain)
-	default:
-		if none := len(slices.Collect(b.X509Authorities())) == 0; none {
-			err = fmt.Errorf("trust domain %q: %w", e.td, spiffe.ErrNoAuthority)
-		}
+	case len(slices.Collect(b.X509Authorities())) == 0:
+		err = fmt.Errorf("trust domain %q: %w", e.td, spiffe.ErrNoAuthority)
 	}
 	if err != nil {
 		return nil, &spiffe.VerifyError{Stage: "bundle", Err: err}

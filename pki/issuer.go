@@ -203,10 +203,8 @@ func (i *Issuer) Issue(o CertificateOptions) (*x509.Certificate, error) {
 		return nil, err
 	}
 	ca := i.Certificate()
-	if o.CA {
-		if why := noRoom(i.chain, o.MaxPathLen); why != "" {
-			return nil, o.error("X5-14", why, nil)
-		}
+	if why := noRoom(i.chain, o.MaxPathLen); o.CA && why != "" {
+		return nil, o.error("X5-14", why, nil)
 	}
 	switch {
 	case !o.CA && !id.IsZero() && !i.id.IsZero() && !id.MemberOf(i.id.TrustDomain()):

@@ -104,10 +104,7 @@ func sanExtension(sans []SAN, critical bool) (ext pkix.Extension, err error) {
 		}
 	}
 	value, err := marshalSANs(sans)
-	if err != nil {
-		return ext, err
-	}
-	return pkix.Extension{Id: oidSAN(), Critical: critical, Value: value}, nil
+	return pkix.Extension{Id: oidSAN(), Critical: critical, Value: value}, err
 }
 
 // ParseSANs returns all alternative names in the extensions of a certificate or request, of every kind and in order.

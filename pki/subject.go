@@ -1,6 +1,7 @@
 package pki
 
 import (
+	"cmp"
 	"crypto/x509/pkix"
 	"fmt"
 	"unicode"
@@ -14,22 +15,15 @@ const (
 
 // subject returns a name with an organization and a common name, either of which may be empty.
 func subject(organization, commonName string) (name pkix.Name, err error) {
+	name.CommonName = commonName
 	if organization != "" {
-		if err := checkText("organization", organization, maxOrganization); err != nil {
-			return name, err
-		}
 		name.Organization = []string{organization}
 	}
-	if commonName != "" {
-		if err := checkText("common name", commonName, maxCommonName); err != nil {
-			return name, err
-		}
-		name.CommonName = commonName
-	}
-	return name, nil
+	return name, cmp.Or(checkText("organization", organization, maxOrganization),
+		checkText("common name", commonName, maxCommonName))
 }
 
-// checkText applies the rules for text in a subject.
+// checkText applies the rules for text in a subject, which may be empty.
 func checkText(what, s string, limit int) error {
 	if len(s) > limit {
 		return fmt.Errorf("the %s has %d bytes, the limit is %d", what, len(s), limit)

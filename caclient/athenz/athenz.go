@@ -152,11 +152,9 @@ func (o *Options) check() error {
 			"they have the roots of the certificates that ZTS issues")
 	case o.ServerRootsFile != "" && o.HTTPClient != nil:
 		return errors.New("both ServerRootsFile and HTTPClient are set, which has roots already")
-	}
-	if o.KeyID == "" && o.Instance.OwnsKey() {
+	case o.KeyID == "" && o.Instance.OwnsKey():
 		return errors.New("the Instance has neither a Provider nor an ID, and KeyID is not set")
-	}
-	if o.KeyID != "" && (!o.Instance.OwnsKey() || o.Certificate != nil || o.WithServiceToken) {
+	case o.KeyID != "" && (!o.Instance.OwnsKey() || o.Certificate != nil || o.WithServiceToken):
 		return errors.New("KeyID is set, and so is Certificate, WithServiceToken, or the Provider or ID of the " +
 			"Instance: the owner of a key has none of them")
 	}
@@ -366,18 +364,12 @@ func (c *CA) read(csr *pki.CSR, a *answer) ([]*x509.Certificate, error) {
 	if n := len(above); n > caconn.MaxRoots {
 		return nil, fmt.Errorf("the answer has %d CA certificates, the limit is %d", n, caconn.MaxRoots)
 	}
-	var roots []*x509.Certificate
-	for _, cert := range above {
-		if certchain.SelfSigned(cert) {
-			roots = append(roots, cert)
-		}
-	}
+	roots := slices.DeleteFunc(slices.Clone(above),
+		func(cert *x509.Certificate) bool { return !certchain.SelfSigned(cert) })
 	if len(roots) > 0 {
-		if err := c.conn.LearnRoots(roots, chain[0]); err != nil {
-			return nil, err
-		}
+		err = c.conn.LearnRoots(roots, chain[0])
 	}
-	return complete(chain, above), nil
+	return complete(chain, above), err
 }
 
 // complete adds to a chain the intermediate certificates found among the CA certificates.

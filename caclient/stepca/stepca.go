@@ -45,6 +45,7 @@ package stepca
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -100,30 +101,21 @@ type redacted = redact.Text // an alias, so that the embedded field is not expor
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
-	c := &CA{opts: o}
-	err := o.check()
-	if err == nil {
-		c.fingerprint, _ = hex.DecodeString(o.Fingerprint)
+	sum, err := hex.DecodeString(o.Fingerprint)
+	c := &CA{opts: o, fingerprint: sum}
+	switch {
+	case err != nil || len(sum) != 0 && len(sum) != sha256.Size:
+		err = errors.New("the Fingerprint is not a SHA-256 in hexadecimal, which has 64 digits")
+	case len(sum) > 0 && (o.Roots != nil || o.RootsFile != "" || o.HTTPClient != nil):
+		err = errors.New("the Fingerprint is set together with Roots, RootsFile or HTTPClient, " +
+			"which have the roots already")
+	default:
 		err = c.connect()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("stepca: invalid Options: %w", err)
 	}
 	return c, nil
-}
-
-func (o *Options) check() error {
-	if o.Fingerprint == "" {
-		return nil
-	}
-	if sum, err := hex.DecodeString(o.Fingerprint); err != nil || len(sum) != sha256.Size {
-		return errors.New("the Fingerprint is not a SHA-256 in hexadecimal, which has 64 digits")
-	}
-	if o.Roots != nil || o.RootsFile != "" || o.HTTPClient != nil {
-		return errors.New("the Fingerprint is set together with Roots, RootsFile or HTTPClient, " +
-			"which have the roots already")
-	}
-	return nil
 }
 
 // connect makes the connections. A workload calls seldom, so none is kept.
@@ -212,14 +204,9 @@ func (c *CA) pinned(ctx context.Context) (*x509.Certificate, error) {
 	return certs[0], nil
 }
 
-// clientCertificate is a [tls.Config].GetClientCertificate.
+// clientCertificate is a [tls.Config].GetClientCertificate, for a renewal: so there is a source of certificates.
 func (c *CA) clientCertificate(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-	if c.opts.Certificate != nil {
-		if cert := c.opts.Certificate(); cert != nil {
-			return cert, nil
-		}
-	}
-	return new(tls.Certificate), nil
+	return cmp.Or(c.opts.Certificate(), new(tls.Certificate)), nil
 }
 
 // FetchBundles implements [caclient.CA]. It returns one bundle with all known roots of the trust domain, and calls the

@@ -220,14 +220,11 @@ func (c *client) logIn(ctx context.Context, op string) (string, time.Duration, e
 		e.Err = fmt.Errorf("log in: %w", e.Err)
 		c.conn.Reconnect() // the connection may have an old certificate
 	}
-	if err != nil {
-		return "", 0, err
+	text, lease, bad := answer.token()
+	if err == nil && bad != nil {
+		err = c.conn.Error(op, caclient.ErrBadAnswer, fmt.Errorf("log in: %w", bad))
 	}
-	text, lease, err := answer.token()
-	if err != nil {
-		return "", 0, c.conn.Error(op, caclient.ErrBadAnswer, fmt.Errorf("log in: %w", err))
-	}
-	return text, lease, nil
+	return text, lease, err
 }
 
 // keepAlive renews a token that is no login's when a third of its life is over. One call at a time does that, shortly;

@@ -34,7 +34,6 @@
 package kubesecret
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -162,7 +161,7 @@ func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
 	o, err := s.get(ctx)
 	switch {
 	case kube.NotFound(err) && r.Version == "":
-		return s.create(ctx, r.Data())
+		return s.create(ctx, r)
 	case kube.NotFound(err):
 		return "", fmt.Errorf("%w: the Secret was deleted", ca.ErrConflict)
 	case err != nil:
@@ -174,10 +173,11 @@ func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
 		return "", fmt.Errorf("%w: resourceVersion %s was to be replaced, there is %s", ca.ErrConflict, r.Version,
 			o.Metadata.ResourceVersion)
 	}
-	body, err := o.with(r.Data(), s.name == caCerts)
-	if err != nil {
-		return "", err
+	body := map[string]any{}
+	for name, member := range o.members {
+		body[name] = member
 	}
+	body["data"] = s.data(o, r)
 	var answer object
 	err = s.client.Update(ctx, s.path(), body, &answer)
 	switch {
@@ -191,20 +191,13 @@ func (s *Store) save(ctx context.Context, r ca.Record) (string, error) {
 }
 
 // create makes the Secret.
-func (s *Store) create(ctx context.Context, data map[string][]byte) (string, error) {
-	raw, err := json.Marshal(map[string]any{
-		"apiVersion": "v1", "kind": "Secret", "type": secretType,
+func (s *Store) create(ctx context.Context, r ca.Record) (string, error) {
+	body := map[string]any{
+		"apiVersion": "v1", "kind": "Secret", "type": secretType, "data": s.data(new(object), r),
 		"metadata": kube.ObjectMeta{Name: s.name, Namespace: s.namespace},
-	})
-	if err != nil {
-		return "", err // impossible: these are strings
-	}
-	body, err := (&object{raw: raw}).with(data, s.name == caCerts)
-	if err != nil {
-		return "", err
 	}
 	var answer object
-	err = s.client.Create(ctx, kube.Path("api", "v1", "namespaces", s.namespace, "secrets"), body, &answer)
+	err := s.client.Create(ctx, kube.Path("api", "v1", "namespaces", s.namespace, "secrets"), body, &answer)
 	switch {
 	case kube.AlreadyExists(err) || kube.Conflict(err):
 		return "", fmt.Errorf("%w: the Secret exists by now", ca.ErrConflict)
@@ -266,7 +259,7 @@ func (s *Store) get(ctx context.Context) (*object, error) {
 
 // object is a Secret with all its members.
 type object struct {
-	raw       []byte            // all members
+	members   map[string]json.RawMessage
 	Kind      string            `json:"kind"`
 	Type      string            `json:"type"`
 	Immutable bool              `json:"immutable"`
@@ -277,8 +270,8 @@ type object struct {
 // UnmarshalJSON implements [json.Unmarshaler].
 func (o *object) UnmarshalJSON(b []byte) error {
 	type known object
-	*o = object{raw: bytes.Clone(b)}
-	return json.Unmarshal(b, (*known)(o))
+	*o = object{}
+	return cmp.Or(json.Unmarshal(b, (*known)(o)), json.Unmarshal(b, &o.members))
 }
 
 // inRecord reports whether name belongs to a record.
@@ -302,27 +295,18 @@ func (o *object) marked() bool {
 	return ok
 }
 
-// with returns the members of the Secret with another record. All other members stay.
-func (o *object) with(record map[string][]byte, marked bool) (map[string]json.RawMessage, error) {
+// data returns the data of the Secret with another record. All other data stays.
+func (s *Store) data(o *object, r ca.Record) map[string][]byte {
 	data := map[string][]byte{}
 	maps.Copy(data, o.Data)
 	maps.DeleteFunc(data, func(name string, _ []byte) bool { return inRecord(name) })
-	for name, value := range record {
+	for name, value := range r.Data() {
 		data[name] = append([]byte{}, value...) // never null
 	}
-	if marked && !o.marked() {
+	if s.name == caCerts && !o.marked() {
 		data[mark] = []byte{}
 	}
-	encoded, err := json.Marshal(data)
-	if err != nil {
-		return nil, err // impossible: these are bytes
-	}
-	var members map[string]json.RawMessage
-	if err := json.Unmarshal(o.raw, &members); err != nil {
-		return nil, err // impossible: it was read before
-	}
-	members["data"] = encoded
-	return members, nil
+	return data
 }
 
 func (s *Store) title() string { return "Secret " + s.namespace + "/" + s.name }

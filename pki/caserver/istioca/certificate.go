@@ -96,10 +96,6 @@ func (s *Server) renewal(caller *authn.Caller, r *ca.Request) {
 	case caller.Method != byProxy:
 		return
 	}
-	switch most := s.opts.CertificateTTL; {
-	case r.TTL > cmp.Or(most, defaultCertificateTTL):
-		r.TTL = cmp.Or(most, defaultCertificateTTL)
-	case r.TTL == 0:
-		r.TTL = most
-	}
+	most := s.opts.CertificateTTL
+	r.TTL = min(cmp.Or(r.TTL, most), cmp.Or(most, defaultCertificateTTL))
 }

@@ -67,7 +67,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/url"
@@ -165,8 +164,8 @@ func New(o Options) (*Signer, error) {
 		}
 	}
 	s := &Signer{
-		opts: o, api: api, log: ratelog.New(o.Logger,
-			0), requests: make(map[string]*entry), room: limit.NewShares[string](maxHeld, maxHeldEach),
+		opts: o, api: api, log: ratelog.New(o.Logger, 0),
+		requests: make(map[string]*entry), room: limit.NewShares[string](maxHeld, maxHeldEach),
 		state: report.Upstream{Name: "requests of pods to " + o.SignerName},
 		nodes: newTurns(cmp.Or(o.NodeRate, 200)), spaces: newTurns(cmp.Or(o.NamespaceRate, 1000)),
 	}
@@ -217,8 +216,8 @@ func (s *Signer) Run(ctx context.Context) error {
 	wg.Go(func() { s.loop.Run(ctx) })
 	wg.Go(func() { s.roots.Run(ctx, s.roots.present.Run) })
 	f := kubefollow.Follower[request]{
-		API: s.api, Path: kube.Path("apis", group, "v1",
-			"podcertificaterequests"), Kind: "PodCertificateRequest", Page: s.page, Event: s.event, State: s.follows,
+		API: s.api, Path: kube.Path("apis", group, "v1", "podcertificaterequests"), Kind: "PodCertificateRequest",
+		Page: s.page, Event: s.event, State: s.follows,
 		Query: url.Values{"fieldSelector": {"spec.signerName=" + s.opts.SignerName}, "timeoutSeconds": {"60"}},
 	}
 	f.Again = func() bool { // there may be room now for skipped requests
@@ -277,6 +276,5 @@ func (s *Signer) remedy(err error) error {
 func (s *Signer) Report() report.Report {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return report.Report{Upstreams: []report.Upstream{s.state},
-		Metrics: func(w io.Writer) error { return s.set.Write(w) }}
+	return report.Report{Upstreams: []report.Upstream{s.state}, Metrics: s.set.Write}
 }

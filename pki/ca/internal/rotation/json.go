@@ -36,22 +36,22 @@ type (
 		Loose       []Loose   `json:"loose_keys,omitempty"`
 	}
 	keyJSON struct {
-		Certificate string     `json:"certificate,omitempty"` // PEM; of a root
-		KeyID       string     `json:"key_id,omitempty"`      // the next three are for a JWT key
-		Algorithm   string     `json:"algorithm,omitempty"`
-		PublicKey   string     `json:"public_key,omitempty"`  // PEM, PKIX
-		PrivateKey  string     `json:"private_key,omitempty"` // PEM, PKCS#8; only of keys that may still sign
-		KeyName     string     `json:"key_name,omitempty"`    // instead of it: of the private key at a custodian
-		Phase       Phase      `json:"phase"`
-		Prepared    time.Time  `json:"prepared"`
-		Activates   time.Time  `json:"activates"`
-		Retires     *time.Time `json:"retires,omitempty"`
-		Longest     duration   `json:"longest"`
-		Grace       duration   `json:"grace"`
-		Propagation duration   `json:"propagation"`
-		Tainted     bool       `json:"tainted,omitempty"`
-		TaintGrace  duration   `json:"taint_grace,omitempty"`
-		Shown       bool       `json:"shown,omitempty"` // of a distributing key
+		Certificate string    `json:"certificate,omitempty"` // PEM; of a root
+		KeyID       string    `json:"key_id,omitempty"`      // the next three are for a JWT key
+		Algorithm   string    `json:"algorithm,omitempty"`
+		PublicKey   string    `json:"public_key,omitempty"`  // PEM, PKIX
+		PrivateKey  string    `json:"private_key,omitempty"` // PEM, PKCS#8; only of keys that may still sign
+		KeyName     string    `json:"key_name,omitempty"`    // instead of it: of the private key at a custodian
+		Phase       Phase     `json:"phase"`
+		Prepared    time.Time `json:"prepared"`
+		Activates   time.Time `json:"activates"`
+		Retires     time.Time `json:"retires,omitzero"`
+		Longest     duration  `json:"longest"`
+		Grace       duration  `json:"grace"`
+		Propagation duration  `json:"propagation"`
+		Tainted     bool      `json:"tainted,omitempty"`
+		TaintGrace  duration  `json:"taint_grace,omitempty"`
+		Shown       bool      `json:"shown,omitempty"` // of a distributing key
 	}
 )
 
@@ -107,12 +107,10 @@ func (k *Key) encode() (j keyJSON, err error) {
 	j = keyJSON{
 		KeyName: k.Name,
 		Phase:   k.Phase, Prepared: k.Prepared.UTC().Round(0), Activates: k.Activates.UTC().Round(0),
+		Retires: k.Retires.UTC().Round(0),
 		Longest: duration(k.Longest), Grace: duration(k.Grace), Propagation: duration(k.Propagation),
 		Tainted: k.Tainted, TaintGrace: duration(k.TaintGrace),
 		Shown: k.Shown && k.Phase == Distributing,
-	}
-	if !k.Retires.IsZero() {
-		j.Retires = new(k.Retires.UTC().Round(0))
 	}
 	if k.Secret != nil && k.Name == "" {
 		b, err := pki.MarshalPrivateKeyPEM(k.Secret())
@@ -213,13 +211,10 @@ func checkKeys(keys []Key) error {
 func (j *keyJSON) decode(kind Kind, td spiffe.TrustDomain,
 	find func(string, crypto.PublicKey) crypto.Signer) (Key, error) {
 	k := Key{
-		Name: j.KeyName, Phase: j.Phase, Prepared: j.Prepared, Activates: j.Activates,
+		Name: j.KeyName, Phase: j.Phase, Prepared: j.Prepared, Activates: j.Activates, Retires: j.Retires,
 		Terms: Terms{Longest: time.Duration(j.Longest), Grace: time.Duration(j.Grace),
 			Propagation: time.Duration(j.Propagation)},
 		Tainted: j.Tainted, TaintGrace: time.Duration(j.TaintGrace), Shown: j.Shown,
-	}
-	if j.Retires != nil {
-		k.Retires = *j.Retires
 	}
 	signs := k.Phase == Distributing || k.Phase == Active
 	switch {
