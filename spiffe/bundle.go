@@ -225,7 +225,7 @@ func (b *Bundle) Equal(other *Bundle) bool {
 		return b == other
 	}
 	return b.td == other.td && b.hint == other.hint && b.seq == other.seq &&
-		maps.EqualFunc(b.jwt, other.jwt, sameKey) && maps.EqualFunc(b.wit, other.wit, sameKey) &&
+		maps.EqualFunc(b.jwt, other.jwt, jws.SameKey) && maps.EqualFunc(b.wit, other.wit, jws.SameKey) &&
 		equalCertificates(b.x509, other.x509)
 }
 
@@ -255,11 +255,6 @@ func (b *Bundle) Bundle(td TrustDomain) (*Bundle, error) {
 
 func (b *Bundle) errorf(format string, args ...any) error {
 	return fmt.Errorf("spiffe: bundle of %q: %w", b.td, fmt.Errorf(format, args...))
-}
-
-func sameKey(a, b crypto.PublicKey) bool {
-	k, ok := a.(interface{ Equal(crypto.PublicKey) bool })
-	return ok && k.Equal(b)
 }
 
 // equalCertificates compares the slices as sets; neither has duplicates.

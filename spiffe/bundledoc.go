@@ -355,7 +355,7 @@ func (p *bundleParser) add(e *jwk) (rule, reason string, err error) {
 	if use == useWIT {
 		keys = p.b.wit
 	}
-	if old, twice := keys[id]; twice && !sameKey(old, key) && p.conflict == nil {
+	if old, twice := keys[id]; twice && !jws.SameKey(old, key) && p.conflict == nil {
 		p.conflict = p.fault(e.offset, "BND-30", "two different keys have the key ID "+short(id))
 	}
 	keys[id] = key

@@ -15,6 +15,7 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
@@ -68,8 +69,7 @@ func NewSVID(chain []*x509.Certificate, key crypto.Signer) (*SVID, error) {
 	if key == nil {
 		return nil, fmt.Errorf("spiffe: SVID: %q: no private key", redact.Clip(id.s, maxInError))
 	}
-	pub, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool })
-	if !ok || !pub.Equal(chain[0].PublicKey) {
+	if !jws.SameKey(key.Public(), chain[0].PublicKey) {
 		return nil, fmt.Errorf("spiffe: SVID: %q: the private key does not belong to the first certificate",
 			redact.Clip(id.s, maxInError))
 	}

@@ -61,19 +61,14 @@ func (td TrustDomain) WorkloadID(segments ...string) (ID, error) {
 	if td.IsZero() {
 		return ID{}, errZero("trust domain")
 	}
-	var b strings.Builder
-	b.WriteString(scheme)
-	b.WriteString(td.name)
 	for _, seg := range segments {
 		if i := strings.IndexByte(seg, '/'); i >= 0 {
 			e := &ParseError{What: "path segment", Input: seg, Offset: i, Rule: "ID-19"}
 			e.Reason = "a slash is not allowed inside a segment"
 			return ID{}, e
 		}
-		b.WriteByte('/')
-		b.WriteString(seg)
 	}
-	return ParseID(b.String())
+	return ParseID(strings.Join(append([]string{scheme + td.name}, segments...), "/"))
 }
 
 // MarshalText implements [encoding.TextMarshaler]. The zero TrustDomain is an error; for an

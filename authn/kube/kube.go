@@ -59,6 +59,7 @@ package kube
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -124,10 +125,7 @@ type Reviewer struct {
 // NewReviewer returns a Reviewer. It opens no file and sends nothing; see [Reviewer.Check]. The options
 // may be nil.
 func NewReviewer(opts *ReviewerOptions) (*Reviewer, error) {
-	var o ReviewerOptions
-	if opts != nil {
-		o = *opts
-	}
+	o := *cmp.Or(opts, &ReviewerOptions{})
 	api, err := k8s.New(k8s.Options{URL: o.APIServer, Client: o.HTTPClient})
 	if err != nil {
 		return nil, fmt.Errorf("authn/kube: new reviewer: %w", err)

@@ -72,7 +72,7 @@ func Exchange(subject *Source, o ClientOptions) (*Source, error) {
 		return nil, errors.New("tokensource: exchange: the subject is nil or the zero Source; functions such as " +
 			"File make one")
 	}
-	s, err := newClientSource("exchange", o, func(ctx context.Context, r *request, form url.Values) error {
+	return newClientSource("exchange", o, func(ctx context.Context, r *request, form url.Values) error {
 		text, err := r.secret(ctx, subject)
 		if err != nil {
 			return fmt.Errorf("subject token: %w", err)
@@ -83,10 +83,6 @@ func Exchange(subject *Source, o ClientOptions) (*Source, error) {
 		form.Set("subject_token", text)
 		return nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("tokensource: exchange: %w", err)
-	}
-	return s, nil
 }
 
 // ClientCredentials returns a Source of access tokens that a token endpoint gives to this program itself (RFC 6749
@@ -97,14 +93,10 @@ func ClientCredentials(o ClientOptions) (*Source, error) {
 		return nil, errors.New("tokensource: client credentials: nothing authenticates this program: set " +
 			"ClientAssertion, or ClientID with an HTTPClient that presents a certificate")
 	}
-	s, err := newClientSource("client credentials", o, func(_ context.Context, _ *request, form url.Values) error {
+	return newClientSource("client credentials", o, func(_ context.Context, _ *request, form url.Values) error {
 		form.Set("grant_type", "client_credentials")
 		return nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("tokensource: client credentials: %w", err)
-	}
-	return s, nil
 }
 
 // newClientSource returns a Source of access tokens; grant adds its own parameters to the form.
@@ -112,12 +104,9 @@ func newClientSource(what string, o ClientOptions,
 	grant func(context.Context, *request, url.Values) error) (*Source, error) {
 	u, err := o.check()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("tokensource: %s: %w", what, err)
 	}
-	c, err := newClient(o.HTTPClient, true)
-	if err != nil {
-		return nil, err
-	}
+	c := newClient(o.HTTPClient, http.ProxyFromEnvironment)
 	fetch := func(ctx context.Context) (token, error) {
 		r := &request{method: http.MethodPost, url: u.String(), header: http.Header{
 			"Accept": {"application/json"}, "Content-Type": {"application/x-www-form-urlencoded"},

@@ -38,9 +38,9 @@ func ofMetadata(a netip.Addr) bool {
 // signed by Google for the audience, which is the whole identity of the receiving server. The metadata server must
 // identify itself as Google's by the header Metadata-Flavor.
 func GCE(audience string, o *GCEOptions) (*Source, error) {
-	if o == nil {
-		o = &GCEOptions{}
-	}
+	o = cmp.Or(o, &GCEOptions{})
+	c := newClient(o.HTTPClient, nil)
+	t, _ := c.Transport.(*http.Transport)
 	u, err := checkURL(cmp.Or(o.URL, "http://169.254.169.254"), ofMetadata)
 	switch {
 	case err != nil:
@@ -49,10 +49,9 @@ func GCE(audience string, o *GCEOptions) (*Source, error) {
 		return nil, errors.New("tokensource: GCE: URL has a query")
 	case audience == "":
 		return nil, errors.New("tokensource: GCE: no audience")
-	}
-	c, err := newClient(o.HTTPClient, false)
-	if err != nil {
-		return nil, fmt.Errorf("tokensource: GCE: %w", err)
+	case t != nil && t.Proxy != nil:
+		return nil, errors.New("tokensource: GCE: the transport of HTTPClient has a proxy, and a metadata server must " +
+			"be asked directly: set Proxy to nil")
 	}
 	r := &request{
 		method: http.MethodGet,

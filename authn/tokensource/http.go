@@ -64,27 +64,22 @@ func networkError(ctx context.Context, err error, secrets []string) error {
 	return bearer.RedactError(err, secrets...) // net/http quotes answers that are not HTTP
 }
 
-// newClient returns a copy of c that follows no redirects, with proxies from the environment or without any.
-func newClient(c *http.Client, proxies bool) (*http.Client, error) {
+// newClient returns a copy of c that follows no redirects. If c has no Transport, the copy has one with this proxy, or
+// without any.
+func newClient(c *http.Client, proxy func(*http.Request) (*url.URL, error)) *http.Client {
 	var out http.Client
 	if c != nil {
 		out = *c
 	}
 	out.Jar = nil
 	out.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	switch t, ok := out.Transport.(*http.Transport); {
-	case out.Transport == nil:
-		// a connection would wait for an hour
-		t = &http.Transport{DisableKeepAlives: true, MaxResponseHeaderBytes: maxAnswer}
-		if proxies {
-			t.Proxy, t.ForceAttemptHTTP2 = http.ProxyFromEnvironment, true
+	if out.Transport == nil {
+		out.Transport = &http.Transport{
+			Proxy: proxy, MaxResponseHeaderBytes: maxAnswer,
+			DisableKeepAlives: true, // a connection would wait for an hour
 		}
-		out.Transport = t
-	case ok && t.Proxy != nil && !proxies:
-		return nil, errors.New("the transport of HTTPClient has a proxy, and a metadata server must be asked " +
-			"directly: set Proxy to nil")
 	}
-	return &out, nil
+	return &out
 }
 
 // checkURL reads a URL, which may have the scheme http if its host is an address for which plain reports true, or

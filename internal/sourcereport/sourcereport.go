@@ -43,9 +43,8 @@ func Of(svids spiffe.SVIDSource, bundles spiffe.BundleSource, origin string,
 // they verify ends: certificates outside that chain may end earlier. A bundle without a good X.509 authority is
 // reported elsewhere.
 func identity(svid *spiffe.SVID, bundles spiffe.BundleSource) (report.Identity, error) {
-	first := slices.MinFunc(svid.Chain(), func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
 	i := report.Identity{Name: svid.ID().String(), Own: true, NotBefore: svid.Leaf().NotBefore,
-		NotAfter: svid.NotAfter(), ChainEnd: first.NotAfter, Certificate: svid.Leaf}
+		NotAfter: svid.NotAfter(), ChainEnd: certchain.End(svid.Chain()), Certificate: svid.Leaf}
 	now, td := time.Now(), svid.ID().TrustDomain()
 	if bundles == nil || now.After(i.NotAfter) {
 		return i, nil

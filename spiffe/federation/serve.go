@@ -25,12 +25,7 @@ func NewHandler(source spiffe.BundleSource, td spiffe.TrustDomain) (http.Handler
 	if err != nil {
 		return nil, fmt.Errorf("federation: handler: %w", err)
 	}
-	return documents.Handler(func() (documents.Document, time.Duration) {
-		if b, hint := current(); b != nil {
-			return b, hint
-		}
-		return nil, 0
-	}), nil
+	return documents.Handler(current, (*spiffe.Bundle).Marshal), nil
 }
 
 // ServerConfig returns a new TLS configuration for a bundle endpoint with the profile https_spiffe. It presents the

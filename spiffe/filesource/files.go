@@ -3,7 +3,6 @@ package filesource
 import (
 	"bytes"
 	"context"
-	"crypto"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -18,6 +17,7 @@ import (
 	"github.com/svidkit/svidkit/internal/files/delivery"
 	"github.com/svidkit/svidkit/internal/files/follow"
 	"github.com/svidkit/svidkit/internal/sourcereport"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -285,8 +285,7 @@ func merge(list []*spiffe.Bundle) (*spiffe.Bundle, error) {
 		c := b.Contents()
 		all.X509Authorities = append(all.X509Authorities, c.X509Authorities...)
 		for id, key := range c.JWTAuthorities {
-			have, ok := all.JWTAuthorities[id].(interface{ Equal(crypto.PublicKey) bool })
-			if ok && !have.Equal(key) {
+			if have := all.JWTAuthorities[id]; have != nil && !jws.SameKey(have, key) {
 				return nil, fmt.Errorf("two different keys have the key ID %.64q", id)
 			}
 			all.JWTAuthorities[id] = key

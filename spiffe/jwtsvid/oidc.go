@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
@@ -40,12 +39,7 @@ func NewOIDCHandler(source spiffe.BundleSource, td spiffe.TrustDomain, issuer st
 	}
 	routes := make(map[string]http.Handler)
 	for _, path := range oidcPaths {
-		routes[path] = documents.Handler(func() (documents.Document, time.Duration) {
-			if b, hint := current(); b != nil {
-				return oidcDocument{b, issuer, path}, hint
-			}
-			return nil, 0
-		})
+		routes[path] = documents.Handler(current, oidcDocument{issuer, path}.of)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for path, h := range routes {
@@ -70,7 +64,7 @@ func OIDCFiles(b *spiffe.Bundle, issuer string) (map[string][]byte, error) {
 	}
 	files := make(map[string][]byte)
 	for _, path := range oidcPaths {
-		doc, err := oidcDocument{b, issuer, path}.Marshal()
+		doc, err := oidcDocument{issuer, path}.of(b)
 		if err != nil {
 			return nil, fmt.Errorf("jwtsvid: OIDC files: %w", err)
 		}
@@ -84,24 +78,20 @@ const oidcKeys = "/keys"
 var oidcPaths = []string{jws.Discovery, oidcKeys}
 
 // oidcDocument is the document at a path below the issuer.
-type oidcDocument struct {
-	bundle       *spiffe.Bundle
-	issuer, path string
-}
+type oidcDocument struct{ issuer, path string }
 
-// Marshal implements [documents.Document].
-func (d oidcDocument) Marshal() ([]byte, error) {
+func (d oidcDocument) of(b *spiffe.Bundle) ([]byte, error) {
 	var algorithms []string
-	for _, key := range d.bundle.JWTAuthorities() {
+	for _, key := range b.JWTAuthorities() {
 		if alg, _ := jws.DefaultAlgorithm(key); !slices.Contains(algorithms, alg.String()) {
 			algorithms = append(algorithms, alg.String())
 		}
 	}
 	switch slices.Sort(algorithms); {
 	case len(algorithms) == 0:
-		return nil, fmt.Errorf("the bundle of %q has no JWT key: %w", d.bundle.TrustDomain(), spiffe.ErrNoAuthority)
+		return nil, fmt.Errorf("the bundle of %q has no JWT key: %w", b.TrustDomain(), spiffe.ErrNoAuthority)
 	case d.path == oidcKeys:
-		return jws.MarshalSet(d.bundle.Contents().JWTAuthorities, true)
+		return jws.MarshalSet(b.Contents().JWTAuthorities, true)
 	}
 	return json.Marshal(struct {
 		Issuer     string   `json:"issuer"`

@@ -143,25 +143,19 @@ func parse(doc []byte) (saved time.Time, bundles *spiffe.BundleSet, err error) {
 	if bundles, err = spiffe.ParseBundleMap(doc); err != nil {
 		return time.Time{}, nil, err
 	}
-	r := strictjson.NewReader(doc)
-	for name := range r.Members() {
-		if string(name) != savedMember {
-			continue
+	err = strictjson.ReadObject(doc, func(name string, r *strictjson.Reader) {
+		if name != savedMember {
+			return
 		}
-		if r.Kind() == strictjson.Number {
-			lit, _ := r.Number()
-			if n, err := strconv.ParseInt(string(lit), 10, 64); err == nil && n > 0 && n < 1<<40 {
-				saved = time.Unix(n, 0).UTC()
-			}
+		lit, _ := r.Number() // empty if it is not a number
+		if n, err := strconv.ParseInt(string(lit), 10, 64); err == nil && n > 0 && n < 1<<40 {
+			saved = time.Unix(n, 0).UTC()
 		}
+	})
+	if err == nil && saved.IsZero() {
+		err = fmt.Errorf("the member %q is missing, or not a time", savedMember)
 	}
-	if err := r.End(); err != nil {
-		return time.Time{}, nil, err
-	}
-	if saved.IsZero() {
-		return time.Time{}, nil, fmt.Errorf("the member %q is missing, or not a time", savedMember)
-	}
-	return saved, bundles, nil
+	return saved, bundles, err
 }
 
 // document returns the bundle file that [parse] reads.

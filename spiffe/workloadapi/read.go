@@ -105,18 +105,13 @@ func (u *Update) inForce(old *Update, now time.Time) (out *Update, next time.Tim
 // inTime returns why svid is not valid at now, or a certificate on the way to its bundle, and when the last
 // certificate of its chain begins to be.
 func (u *Update) inTime(svid *spiffe.SVID, now time.Time) (from time.Time, err error) {
-	chain := svid.Chain()
-	for _, c := range chain {
-		if c.NotBefore.After(from) {
-			from = c.NotBefore
-		}
-	}
-	if err = certchain.InTime(chain[0], now); err == nil {
+	last := slices.MaxFunc(svid.Chain(), func(a, b *x509.Certificate) int { return a.NotBefore.Compare(b.NotBefore) })
+	if err = certchain.InTime(svid.Leaf(), now); err == nil {
 		if err = sourcereport.Refused(svid, u.Bundles, now); !expired(err) {
 			err = nil
 		}
 	}
-	return from, err
+	return last.NotBefore, err
 }
 
 // expired reports whether err says that a certificate has expired or is not valid yet.

@@ -47,10 +47,7 @@ func NewHandler(src Provider, opts *Options) (*Handler, error) {
 	if src == nil {
 		return nil, errors.New("workloadserver: new handler: the provider is nil")
 	}
-	h := &Handler{src: src, done: make(chan struct{})}
-	if opts != nil {
-		h.opts = *opts
-	}
+	h := &Handler{src: src, opts: *cmp.Or(opts, &Options{}), done: make(chan struct{})}
 	if h.opts.MaxStreams < 0 || h.opts.MaxPeerStreams < 0 {
 		return nil, errors.New("workloadserver: new handler: MaxStreams or MaxPeerStreams is negative; 0 means " +
 			"10,000 and 1,000")

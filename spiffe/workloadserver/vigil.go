@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -22,13 +23,8 @@ func nextCheck(ids []Identity, failures int, failure error, now time.Time) (wait
 		wait = min(wait, patience.Wait(renew.NewFailure(failures, failure), 0, 0, u))
 	}
 	for _, id := range ids {
-		begin, end := id.SVID.Leaf().NotBefore, id.SVID.NotAfter()
-		for _, c := range id.SVID.Chain()[1:] {
-			if c.NotAfter.Before(end) {
-				end = c.NotAfter
-			}
-		}
-		life, left := end.Sub(begin), end.Sub(now)
+		end := certchain.End(id.SVID.Chain())
+		life, left := end.Sub(id.SVID.Leaf().NotBefore), end.Sub(now)
 		if left > life/2 {
 			wait = min(wait, left-life/2)
 			continue

@@ -80,7 +80,7 @@ func (s *witStream) answer(ctx context.Context, snap *spiffe.Snapshot, ids []Ide
 			expired++
 		}
 		authorities := witAuthorities(snap, l.id.TrustDomain())
-		if attempt && (w == nil || !now.Before(w.renew) || !sameKeys(w.authorities, authorities)) {
+		if attempt && (w == nil || !now.Before(w.renew) || !maps.EqualFunc(w.authorities, authorities, jws.SameKey)) {
 			fresh, err := s.issue(ctx, l, now)
 			switch {
 			case errors.Is(err, ErrDenied):
@@ -229,11 +229,4 @@ func witAuthorities(snap *spiffe.Snapshot, td spiffe.TrustDomain) map[string]cry
 		return nil
 	}
 	return b.Contents().WITAuthorities
-}
-
-func sameKeys(a, b map[string]crypto.PublicKey) bool {
-	return maps.EqualFunc(a, b, func(x, y crypto.PublicKey) bool {
-		pub, ok := x.(interface{ Equal(crypto.PublicKey) bool })
-		return ok && pub.Equal(y)
-	})
 }

@@ -127,6 +127,12 @@ func (k *JWK) PublicKey() (crypto.PublicKey, string) {
 	return nil, "none of the nine algorithms uses this type of key"
 }
 
+// SameKey reports whether two public keys are equal. Keys that cannot be compared are not.
+func SameKey(a, b crypto.PublicKey) bool {
+	k, ok := a.(interface{ Equal(crypto.PublicKey) bool })
+	return ok && k.Equal(b)
+}
+
 // Unfit returns the reason why none of the nine algorithms can use key, or "".
 func Unfit(key crypto.PublicKey) string {
 	switch k := key.(type) {

@@ -93,7 +93,7 @@ func (i *Issuer) Issue(id spiffe.ID, workload crypto.PublicKey) (string, error) 
 		if reason := jws.Unfit(workload); reason != "" {
 			return nil, fmt.Errorf("the workload's key: %s", reason)
 		}
-		if pub, ok := workload.(interface{ Equal(crypto.PublicKey) bool }); ok && pub.Equal(i.issuer.Key().Public()) {
+		if jws.SameKey(workload, i.issuer.Key().Public()) {
 			return nil, errors.New("the workload's key is the key of the issuer")
 		}
 		alg, _ := jws.DefaultAlgorithm(workload)

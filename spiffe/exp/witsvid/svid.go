@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/redact"
+	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -31,10 +32,8 @@ func NewSVID(text string, key crypto.Signer) (*SVID, error) {
 		return nil, e
 	}
 	signer, err := token.NewSigner(key, h.alg.String(), "", proofType)
-	if key != nil {
-		if pub, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool }); !ok || !pub.Equal(h.key) {
-			err = errors.New("the private key is not the one that the token confirms")
-		}
+	if key != nil && !jws.SameKey(key.Public(), h.key) {
+		err = errors.New("the private key is not the one that the token confirms")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("witsvid: SVID of %q: %w", token.Clip(h.id.String(), token.MaxInError), err)

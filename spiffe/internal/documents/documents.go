@@ -1,8 +1,9 @@
-// Package documents serves a document that changes, such as a trust bundle, over HTTP.
+// Package documents serves what is made of a trust bundle, which changes, over HTTP.
 package documents
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
@@ -28,31 +29,28 @@ func Bundle(source spiffe.BundleSource, td spiffe.TrustDomain) (func() (*spiffe.
 		if err != nil || b == nil || b.TrustDomain() != td {
 			return nil, 0
 		}
-		hint, ok := b.RefreshHint()
-		if !ok {
-			hint = renew.UsualPoll
-		}
-		return b, hint
+		hint, _ := b.RefreshHint()
+		return b, cmp.Or(hint, renew.UsualPoll)
 	}, nil
 }
 
-// Document is a document that a handler serves. It must be comparable. Two that are not == may have the same bytes.
-type Document interface{ Marshal() ([]byte, error) }
-
-// Handler returns a handler that serves the current document, with an entity tag, and lets caches keep it for
-// maxAge. Without a document, or if it cannot be encoded, the status is 503.
-func Handler(current func() (d Document, maxAge time.Duration)) http.Handler {
-	return &handler{current: current}
+// Handler returns a handler that serves what marshal makes of the current bundle, with an entity tag, and lets caches
+// keep it for maxAge. Without a bundle, or if it cannot be encoded, the status is 503.
+func Handler(
+	current func() (b *spiffe.Bundle, maxAge time.Duration), marshal func(*spiffe.Bundle) ([]byte, error),
+) http.Handler {
+	return &handler{current: current, marshal: marshal}
 }
 
 type handler struct {
-	current func() (Document, time.Duration)
+	current func() (*spiffe.Bundle, time.Duration)
+	marshal func(*spiffe.Bundle) ([]byte, error)
 	page    atomic.Pointer[page] // the latest
 }
 
-// page is an encoded Document.
+// page is what marshal made of a bundle.
 type page struct {
-	of        Document
+	of        *spiffe.Bundle
 	body      []byte
 	tag, life string // for Etag and Cache-Control
 }
@@ -76,22 +74,22 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(p.body))
 }
 
-// newest returns the page of the current document, or nil.
+// newest returns the page of the current bundle, or nil.
 func (h *handler) newest() *page {
-	d, maxAge := h.current()
-	if d == nil {
+	b, maxAge := h.current()
+	if b == nil {
 		return nil
 	}
-	if p := h.page.Load(); p != nil && p.of == d {
+	if p := h.page.Load(); p != nil && p.of == b {
 		return p
 	}
-	body, err := d.Marshal()
+	body, err := h.marshal(b)
 	if err != nil {
 		return nil
 	}
 	sum := sha256.Sum256(body)
 	p := &page{
-		of: d, body: body, tag: `"` + base64.RawURLEncoding.EncodeToString(sum[:18]) + `"`,
+		of: b, body: body, tag: `"` + base64.RawURLEncoding.EncodeToString(sum[:18]) + `"`,
 		life: fmt.Sprintf("max-age=%d", maxAge/time.Second),
 	}
 	h.page.Store(p)
