@@ -14,8 +14,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -151,7 +151,7 @@ func (w *watcher) deliver(secrets []*pki.Secret, bad error) bool {
 		if old := w.has[s.Name()]; old != nil && sameSecret(old, s) {
 			continue // sent again after a reconnect
 		}
-		if from, early := inTime(s); early != nil {
+		if from, early := secretset.InTime(s); early != nil {
 			if wait := time.Until(from); wait > 0 && (w.again.IsZero() || from.Before(w.again)) {
 				w.again = from
 				w.timer.Reset(wait)
@@ -170,19 +170,6 @@ func (w *watcher) deliver(secrets []*pki.Secret, bad error) bool {
 }
 
 var errNowValid = errors.New("a certificate is valid now, and the server is asked for it again")
-
-// inTime returns an error if the certificate is not valid now, and when it becomes valid.
-func inTime(s *pki.Secret) (from time.Time, err error) {
-	chainPEM, _, ok := s.KeyPair()
-	if !ok {
-		return from, nil
-	}
-	chain, err := certpem.Certificates(chainPEM)
-	if err != nil {
-		return from, err
-	}
-	return chain[0].NotBefore, certchain.InTime(chain[0], time.Now())
-}
 
 // request returns a DiscoveryRequest: a stream's first, or the answer to a response, which it rejects unless bad is
 // nil.

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/pki"
@@ -43,12 +42,6 @@ type entry struct {
 	secret  *pki.Secret
 	version version
 	any     []byte // the encoded google.protobuf.Any with the Secret, encoded only once
-}
-
-// expired reports whether e has expired. An entry without an expiry never does.
-func (e *entry) expired(now time.Time) bool {
-	end := e.secret.NotAfter()
-	return !end.IsZero() && !now.Before(end)
 }
 
 func (e *entry) String() string       { return e.name + "@" + e.version.String() }

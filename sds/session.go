@@ -144,7 +144,8 @@ func (s *session) change(r *request, out *outcome) error {
 		if it.denied {
 			out.added = append(out.added, it)
 		}
-		s.forget(it) // answer each subscription: the client may have lost its copy
+		s.mark(it, version{}) // answer each subscription: the client may have lost its copy
+		s.enqueue(it)
 	}
 	for name, v := range r.have {
 		if it := s.items[name]; it != nil && !s.begun { // only the first request may say what the client has
@@ -196,12 +197,6 @@ func (s *session) drop(it *item, out *outcome) {
 
 // dropped reports whether the client no longer wants the item.
 func (s *session) dropped(it *item) bool { return s.items[it.name] != it }
-
-// forget makes the next response include the item, even if it was sent before.
-func (s *session) forget(it *item) {
-	s.mark(it, version{})
-	s.enqueue(it)
-}
 
 // news records the new state of a name.
 func (s *session) news(it *item, st *state) {

@@ -183,16 +183,11 @@ func (s *stream) take(msg []byte) error {
 		s.h.rejected(s.ctx, s.held.peer, out.nack)
 	}
 	for _, it := range out.added {
-		s.begin(it)
+		if !s.resolve(it) {
+			s.session.news(it, absent)
+		}
 	}
 	return nil
-}
-
-// begin resolves a name for the client, and watches the result.
-func (s *stream) begin(it *item) {
-	if !s.resolve(it) {
-		s.session.news(it, absent)
-	}
 }
 
 // resolve resolves a name for the client again, and reports whether the client may have it. From then on the stream

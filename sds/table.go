@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/secretset"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
 )
@@ -151,7 +152,7 @@ func (t *table) watch(source, name string, in *inbox, it *item, turn uint64) *wa
 	w := &watch{res: r, inbox: in, item: it}
 	r.watches[w] = struct{}{}
 	st := r.cur.Load() // nil: the pending look-up will notify
-	if st != nil && st.entry != nil && st.entry.expired(time.Now()) {
+	if st != nil && st.entry != nil && secretset.Expired(st.entry.secret) {
 		st = nil
 		r.cur.Store(nil) // existing streams keep it; a new stream gets what the source returns
 		t.loop.Put(r, 0)
@@ -218,10 +219,7 @@ func (t *table) lookUp(ctx context.Context, r *resource) {
 	defer cancel()
 	e, err := t.entry(ctx, r.source, r.name)
 	t.mu.Lock()
-	wait, say := renew.Longest, func() {}
-	if !r.Removed() && t.ctx.Err() == nil {
-		wait, say = t.found(r, e, err)
-	}
+	wait, say := t.found(r, e, err)
 	if r.dirty {
 		r.dirty, wait = false, 0
 	}
@@ -244,6 +242,7 @@ func (t *table) found(r *resource, e *entry, err error) (wait time.Duration, say
 	wait, say = renew.Longest, func() {}
 	old := r.cur.Load()
 	switch {
+	case r.Removed() || t.ctx.Err() != nil: // nobody waits for it
 	case err == nil:
 		r.Succeeded()
 		if old == nil || old.entry == nil || old.entry.version != e.version {

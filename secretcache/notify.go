@@ -69,12 +69,10 @@ func (m *Manager) forgetAnnounced() {
 // The caller holds mu.
 func (m *Manager) isKnown(root *x509.Certificate) bool {
 	m.forgetAnnounced()
-	switch n := len(m.announced); {
-	case n == 0 || m.announced[n-1].done():
+	if n := len(m.announced); n == 0 || m.announced[n-1].done() {
 		return true // the present bundle vouches for the certificate
-	default:
-		return m.announced[0].done() && m.announced[0].anchors(root)
 	}
+	return m.announced[0].done() && m.announced[0].anchors(root)
 }
 
 // awaitNews waits until all subscribers have been told of a bundle that has root. It does not wait if e has nothing

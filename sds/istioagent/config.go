@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/files/private"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/settings"
 	"github.com/svidkit/svidkit/spiffe"
@@ -130,14 +131,7 @@ func (c *Config) own() (dirs []string) {
 
 // isOwn reports whether dir is such a directory, by any path.
 func (c *Config) isOwn(dir string) bool {
-	info, err := os.Stat(dir)
-	return slices.ContainsFunc(c.own(), func(own string) bool {
-		if err != nil || own == dir {
-			return own == dir
-		}
-		other, err := os.Stat(own)
-		return err == nil && os.SameFile(info, other)
-	})
+	return slices.ContainsFunc(c.own(), func(own string) bool { return own == dir || private.Same(own, dir) })
 }
 
 // isFile reports whether there is a nonempty regular file. Relative names are below Root.

@@ -66,11 +66,8 @@ func readVariables() (rows []settings.Variable) {
 func WriteHelp(w io.Writer, markdown bool) error { return variables.Write(w, markdown) }
 
 func checkCertProvider(value string) error {
-	switch value {
-	case "istiod", "custom", "none":
-		return nil
-	}
-	if signer, ok := strings.CutPrefix(value, "k8s.io/"); ok && signer != "" {
+	signer, ok := strings.CutPrefix(value, "k8s.io/")
+	if ok && signer != "" || value == "istiod" || value == "custom" || value == "none" {
 		return nil
 	}
 	return errors.New("set it to istiod, k8s.io/SIGNER, custom or none")

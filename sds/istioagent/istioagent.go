@@ -153,9 +153,8 @@ func New(cfg Config) (_ *Agent, err error) {
 		c.note("the file " + c.path(meshFile) + " is not read: what it says about the proxy belongs into PROXY_CONFIG")
 	}
 	if c.isFile(crlFile) {
-		c.note("the file " + c.path(crlFile) +
-			" is not used: Envoy goes on accepting the certificates that it revokes, " +
-			"until they expire")
+		c.note("the file " + c.path(crlFile) + " is not used: Envoy goes on accepting the certificates that it " +
+			"revokes, until they expire")
 	}
 	if err := a.newXDS(); err != nil {
 		return nil, fmt.Errorf("control plane: %w", err)
@@ -192,7 +191,7 @@ func (a *Agent) newIdentity() error {
 
 // newSources creates the source of the identity. It returns the source of its secrets, the source of ROOTCA, and the
 // identities to write to files.
-func (a *Agent) newSources() (src, roots sds.Source, output snapshots, err error) {
+func (a *Agent) newSources() (src, roots sds.Source, output sdssource.Identity, err error) {
 	c := &a.cfg
 	if c.Origin == fromFiles {
 		followed, err := c.newFiles(filesource.BundleFile{Path: c.roots})
@@ -238,9 +237,7 @@ func (a *Agent) newSecrets(src, roots sds.Source) error {
 			allow = append(allow, c.path(name))
 		}
 	}
-	files, err := sdssource.NewFiles(sdssource.FilesConfig{
-		Allow: allow, Refuse: c.own(), Logger: c.Logger,
-	})
+	files, err := sdssource.NewFiles(sdssource.FilesConfig{Allow: allow, Refuse: c.own(), Logger: c.Logger})
 	if err != nil {
 		return err
 	}

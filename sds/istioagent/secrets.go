@@ -44,12 +44,6 @@ type written struct {
 func (w written) MarshalPEM() (certs, key []byte, err error) { return w.marshal() }
 func (w written) NotAfter() time.Time                        { return w.end }
 
-// snapshots are identities with their roots, for a filesink.Sink to write.
-type snapshots interface {
-	Snapshot() (*spiffe.Snapshot, error)
-	Changed() <-chan struct{}
-}
-
 // rooted is an identity with the roots from a file.
 type rooted struct {
 	identity part

@@ -105,7 +105,6 @@ func related(k key, data map[string][]byte) bool {
 
 // pairOf returns the key pair of a Secret.
 func pairOf(k key, data map[string][]byte) (c content) {
-	var half error
 	for _, form := range [][2]string{{"cert", "key"}, {"tls.crt", "tls.key"}} {
 		certs, keyPEM := data[form[0]], data[form[1]]
 		switch {
@@ -115,24 +114,23 @@ func pairOf(k key, data map[string][]byte) (c content) {
 			}
 			return c
 		case len(certs) > 0:
-			half = fmt.Errorf("the Secret has %s without %s, and a key pair needs both", form[0], form[1])
-		case len(keyPEM) > 0 && half == nil:
-			half = fmt.Errorf("the Secret has %s without %s, and a key pair needs both", form[1], form[0])
+			c.err = fmt.Errorf("the Secret has %s without %s, and a key pair needs both", form[0], form[1])
+		case len(keyPEM) > 0 && c.err == nil:
+			c.err = fmt.Errorf("the Secret has %s without %s, and a key pair needs both", form[1], form[0])
 		}
 	}
-	c.err = half
 	return c
 }
 
 // rootsOf returns the roots of a Secret.
-func rootsOf(k key, data map[string][]byte) (c content) {
+func rootsOf(k key, data map[string][]byte) content {
 	forms := [][2]string{{"cacert", "crl"}, {"ca.crt", "ca.crl"}}
 	if len(data["cacert"]) == 0 {
 		slices.Reverse(forms)
 	}
 	roots, crls := forms[0][0], forms[0][1]
 	if len(data[roots]) == 0 {
-		return c
+		return content{}
 	}
 	if len(data[crls]) == 0 { // a list under the other name must not be passed over
 		crls = forms[1][1]
@@ -143,20 +141,17 @@ func rootsOf(k key, data map[string][]byte) (c content) {
 	}
 	secret, note, err := secretset.Roots(name, data[roots])
 	if err != nil {
-		c.err = fmt.Errorf("%s: %w", roots, err)
-		return c
+		return content{err: fmt.Errorf("%s: %w", roots, err)}
 	}
 	if lists := data[crls]; len(lists) > 0 {
 		if secret, err = secret.WithCRLs(lists, false); err == nil && secretset.Expired(secret) {
 			err = fmt.Errorf("a revocation list has ended at %s", secret.NotAfter().UTC().Format(time.RFC3339))
 		}
 		if err != nil {
-			c.err = fmt.Errorf("%s: %w", crls, err)
-			return c
+			return content{err: fmt.Errorf("%s: %w", crls, err)}
 		}
 	}
-	c.secret, c.note = secret, note
-	return c
+	return content{secret: secret, note: note}
 }
 
 // changes are the names whose secrets have changed.

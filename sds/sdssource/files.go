@@ -406,13 +406,15 @@ func (f *Files) Report() (r report.Report) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var refused float64
-	var ends []time.Time
+	var end time.Time // the first end of a certificate
 	for _, name := range slices.Sorted(maps.Keys(f.names)) {
 		e := f.names[name]
 		r.Upstreams = append(r.Upstreams, report.Upstream{Name: name, OK: e.secret != nil, Err: e.err})
 		if e.secret != nil && !e.secret.NotAfter().IsZero() {
-			ends = append(ends, e.secret.NotAfter())
 			r.Identities = append(r.Identities, report.Identity{Name: name, NotAfter: e.secret.NotAfter()})
+			if end.IsZero() || e.secret.NotAfter().Before(end) {
+				end = e.secret.NotAfter()
+			}
 		}
 		if e.note != nil {
 			r.Problems = append(r.Problems, e.note)
@@ -422,20 +424,12 @@ func (f *Files) Report() (r report.Report) {
 		}
 	}
 	m := new(metrics.Set)
-	gauge := func(suffix, help string, values ...float64) {
-		m.Gauges("svidkit_sdssource_files_"+suffix, help, func(add metrics.Add) {
-			for _, v := range values {
-				add(v)
-			}
-		})
-	}
-	gauge("names", "The number of names that were asked for.", float64(len(f.names)))
-	gauge("refused", "The number of names whose files are not in use as they are now.", refused)
-	var end []float64
-	if len(ends) > 0 {
-		end = append(end, float64(slices.MinFunc(ends, time.Time.Compare).Unix()))
-	}
-	gauge("end_timestamp_seconds", "When the first of the certificates expires, in seconds since 1970.", end...)
+	m.Value("svidkit_sdssource_files_names", "The number of names that were asked for.", float64(len(f.names)))
+	m.Value("svidkit_sdssource_files_refused",
+		"The number of names whose files are not in use as they are now.", refused)
+	m.Gauge("svidkit_sdssource_files_end_timestamp_seconds",
+		"When the first of the certificates expires, in seconds since 1970.",
+		func() (float64, bool) { return float64(end.Unix()), !end.IsZero() })
 	r.Metrics = m.Write
 	return r
 }

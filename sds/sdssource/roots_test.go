@@ -3,6 +3,7 @@ package sdssource_test
 import (
 	"crypto/x509"
 	"encoding/pem"
+	"io/fs"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -41,6 +42,27 @@ func once(cas ...*x509.Certificate) map[string]int {
 		all[string(c.Raw)] = 1
 	}
 	return all
+}
+
+// A *secretcache.Manager has nil for a set before its first bundles.
+func TestFromBundlesBeforeTheFirst(t *testing.T) {
+	t.Parallel()
+	ca := spiffetest.NewCA(t, td.String())
+	manager := must.Get(secretcache.New(secretcache.Config{TrustDomain: td, CA: ca}))(t)
+	defer manager.Close()
+	src := sdssource.FromBundles(manager, td)
+	for _, name := range []string{"ROOTCA", td.ID().String()} {
+		require.ErrorIs(t, must.Err(src.GenerateSecret(t.Context(), name)), fs.ErrNotExist, name)
+	}
+	require.Error(t, must.Err(src.GenerateSecret(t.Context(), "ALL")))
+	var news told
+	defer src.Subscribe(news.add)()
+	ran := make(chan struct{})
+	go func() { defer close(ran); _ = manager.Run(t.Context()) }()
+	require.NoError(t, manager.Ready(t.Context()))
+	assert.Equal(t, once(ca.Bundle().Contents().X509Authorities...), rootsOf(t, src, "ROOTCA"))
+	assert.NoError(t, manager.Close())
+	<-ran
 }
 
 // TestAllRoots serves the roots of a CA, of files and of federation in one ROOTCA, while the CA rotates: no certificate

@@ -49,6 +49,7 @@
 package sdssource
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -133,9 +134,12 @@ func FromBundles(src interface {
 		panic("sdssource: FromBundles needs a source")
 	}
 	return &source{changed: src.Changed, set: func() (*secretset.Set, error) {
-		return &secretset.Set{TrustDomain: td, Bundles: src.Bundles()}, nil
+		return &secretset.Set{TrustDomain: td, Bundles: cmp.Or(src.Bundles(), noBundles)}, nil
 	}}
 }
+
+// noBundles is the set of a *secretcache.Manager before its first bundles, for which it has nil.
+var noBundles = new(spiffe.BundleSet)
 
 // source is an sds.Source over another source.
 type source struct {

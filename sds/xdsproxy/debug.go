@@ -154,19 +154,16 @@ type refusal struct {
 
 // debugRequest returns the type and the names that a request asks for.
 func debugRequest(r *http.Request) (typeURL string, names []string, no *refusal) {
-	if err := loopback.Local(r); err != nil {
-		return "", nil, &refusal{http.StatusForbidden, err.Error()}
-	}
 	name, ok := strings.CutPrefix(r.URL.Path, "/debug")
-	if !ok || name != "" && name[0] != '/' {
-		return "", nil, &refusal{http.StatusNotFound, "the path is not /debug or /debug/NAME"}
-	}
-	if r.Method != http.MethodGet {
-		return "", nil, &refusal{http.StatusMethodNotAllowed, "the method is not GET"}
-	}
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	names = query["resourceName"]
-	switch {
+	switch foreign := loopback.Local(r); {
+	case foreign != nil:
+		return "", nil, &refusal{http.StatusForbidden, foreign.Error()}
+	case !ok || name != "" && name[0] != '/':
+		return "", nil, &refusal{http.StatusNotFound, "the path is not /debug or /debug/NAME"}
+	case r.Method != http.MethodGet:
+		return "", nil, &refusal{http.StatusMethodNotAllowed, "the method is not GET"}
 	case err != nil:
 		return "", nil, &refusal{http.StatusBadRequest, "the query is malformed"}
 	case len(names) > 1, len(names) != len(query):
@@ -175,8 +172,7 @@ func debugRequest(r *http.Request) (typeURL string, names []string, no *refusal)
 	case len(r.URL.Path)+len(r.URL.RawQuery) > maxDebugName:
 		return "", nil, &refusal{http.StatusBadRequest,
 			fmt.Sprintf("path and query are longer than %d bytes", maxDebugName)}
-	}
-	if !utf8.ValidString(name + strings.Join(names, "")) {
+	case !utf8.ValidString(name + strings.Join(names, "")):
 		return "", nil, &refusal{http.StatusBadRequest, "the path or the resourceName is not UTF-8"}
 	}
 	return debugType + strings.TrimSuffix(name, "/"), names, nil

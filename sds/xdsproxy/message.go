@@ -1,8 +1,6 @@
 package xdsproxy
 
-import (
-	"github.com/svidkit/svidkit/internal/protofield"
-)
+import "github.com/svidkit/svidkit/internal/protofield"
 
 // fields are the field numbers of a message; 0 means that it has no such field.
 type fields struct{ node, typeURL protofield.Number }

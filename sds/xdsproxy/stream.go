@@ -88,19 +88,16 @@ func (s *stream) run() error {
 	if err == io.EOF && s.ctx.Err() == nil { // Envoy sends no more requests
 		err = s.finish()
 	}
-	if cause := context.Cause(s.ctx); cause != nil {
-		if o, ok := errors.AsType[*over](cause); ok {
-			if o.envoy {
-				s.h.metrics.envoyEnds[failed].Inc()
-			}
-			return o.status
+	cause := context.Cause(s.ctx)
+	if o, ok := errors.AsType[*over](cause); ok {
+		if o.envoy {
+			s.h.metrics.envoyEnds[failed].Inc()
 		}
+		return o.status
+	}
+	if cause != nil || err == nil {
 		s.h.metrics.envoyEnds[cancelled].Inc()
 		return cause
-	}
-	if err == nil {
-		s.h.metrics.envoyEnds[cancelled].Inc()
-		return nil
 	}
 	s.h.metrics.envoyEnds[failed].Inc()
 	s.h.refused(s.ctx, s.peer, err)

@@ -56,9 +56,7 @@ func Doubt(have, next *spiffe.Bundle, now time.Time) string {
 	case was && n == last && empty(next) && !empty(have):
 		return fmt.Sprintf("it has no authorities, "+
 			"and the bundle in force has the same sequence number, %d, and authorities", last)
-	case was && n <= last:
-		return ""
-	case was && n-last <= MaxStep, was && times(last, n, now):
+	case was && (n <= last || n-last <= MaxStep || times(last, n, now)):
 		return ""
 	case was:
 		return fmt.Sprintf("its sequence number is %d, and the bundle in force has %d: the step is too large", n, last)

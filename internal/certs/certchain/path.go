@@ -41,10 +41,8 @@ func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyU
 	}
 	var longest []*x509.Certificate
 	for _, p := range paths {
-		if !permits(p, usages[1:]) { // crypto/x509 accepts one of several usages
-			continue
-		}
-		if longest == nil || End(p).After(End(longest)) {
+		// crypto/x509 accepts one of several usages
+		if permits(p, usages[1:]) && (longest == nil || End(p).After(End(longest))) {
 			longest = p
 		}
 	}
@@ -61,10 +59,9 @@ func permits(path []*x509.Certificate, usages []x509.ExtKeyUsage) bool {
 			slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny) {
 			continue
 		}
-		for _, usage := range usages {
-			if !slices.Contains(c.ExtKeyUsage, usage) {
-				return false
-			}
+		lacks := func(usage x509.ExtKeyUsage) bool { return !slices.Contains(c.ExtKeyUsage, usage) }
+		if slices.ContainsFunc(usages, lacks) {
+			return false
 		}
 	}
 	return true

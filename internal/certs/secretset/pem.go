@@ -16,18 +16,26 @@ import (
 // valid now is an error.
 func KeyPair(name string, certsPEM, keyPEM []byte) (*pki.Secret, error) {
 	secret, err := pki.NewSecretPEM(name, certsPEM, keyPEM, nil, time.Time{})
-	if err != nil {
-		return nil, err
+	if err == nil {
+		_, err = InTime(secret)
 	}
-	chainPEM, _, _ := secret.KeyPair()
-	chain, err := certpem.Certificates(chainPEM)
 	if err != nil {
-		return nil, err
-	}
-	if err := certchain.InTime(chain[0], time.Now()); err != nil {
 		return nil, err
 	}
 	return secret, nil
+}
+
+// InTime returns an error if s is a certificate that is not valid now, and when it becomes valid.
+func InTime(s *pki.Secret) (from time.Time, err error) {
+	chainPEM, _, ok := s.KeyPair()
+	if !ok {
+		return from, nil
+	}
+	chain, err := certpem.Certificates(chainPEM)
+	if err != nil {
+		return from, err
+	}
+	return chain[0].NotBefore, certchain.InTime(chain[0], time.Now())
 }
 
 // Expired reports whether s is a certificate that has expired.

@@ -285,7 +285,7 @@ func OpenGiven(path string, key bool, not []string, o Options) (*os.File, error)
 	}
 	for _, name := range []string{path, f.Name()} {
 		for _, folder := range not {
-			if err == nil && same(filepath.Dir(name), folder) {
+			if err == nil && Same(filepath.Dir(name), folder) {
 				err = fmt.Errorf("%s is in %s, to which this program writes what it obtains, and so is not read",
 					path, folder)
 			}
@@ -298,8 +298,8 @@ func OpenGiven(path string, key bool, not []string, o Options) (*os.File, error)
 	return f, nil
 }
 
-// same reports whether two paths lead to the same directory.
-func same(a, b string) bool {
+// Same reports whether two paths lead to the same directory.
+func Same(a, b string) bool {
 	one, err := os.Stat(a)
 	if err != nil {
 		return false
