@@ -92,7 +92,7 @@ func (a *Authority) keep(all ...*KeyEvent) {
 	ev.kept.Notify()
 }
 
-// record writes pending key events to the Auditor until ctx is done or a write takes too long, and reports whether any
+// record writes pending key events to the Auditor until all are written or a write fails, and reports whether any
 // remain.
 func (a *Authority) record(ctx context.Context) (left bool) {
 	auditor, ok := a.cfg.Auditor.(keyAuditor)
@@ -111,7 +111,7 @@ func (a *Authority) record(ctx context.Context) (left bool) {
 		}
 		e := ev.waiting[0]
 		ev.mu.Unlock()
-		patient, cancel := context.WithTimeout(ctx, eventPatience)
+		patient, cancel := context.WithTimeout(context.WithoutCancel(ctx), eventPatience) // what has begun is finished
 		err := auditor.RecordKeyEvent(patient, e)
 		cancel()
 		ev.mu.Lock()

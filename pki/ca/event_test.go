@@ -247,6 +247,33 @@ func TestKeyEventsOfAFullDisk(t *testing.T) {
 	})
 }
 
+// slowAuditor takes a second for an event.
+type slowAuditor struct{ keyAuditor }
+
+func (s *slowAuditor) RecordKeyEvent(ctx context.Context, e *ca.KeyEvent) error {
+	select {
+	case <-time.After(time.Second):
+		return s.keyAuditor.RecordKeyEvent(ctx, e)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// A process that ends right after its start finishes the record of that start.
+func TestKeyEventOfAShortRun(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		store := ca.NewMemoryStore()
+		open(t, store)
+		var slow slowAuditor
+		a := open(t, store, func(c *ca.Config) { c.Auditor = &slow })
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
+		defer cancel()
+		require.NoError(t, a.Run(ctx))
+		assert.Equal(t, []string{"loaded root"}, slow.take())
+		require.NoError(t, a.Health().Audit)
+	})
+}
+
 // What waits for a record is bounded.
 func TestKeyEventsAreBounded(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
