@@ -137,7 +137,7 @@ func TestSPIREAgentCLI(t *testing.T) {
 		wants string
 	}{
 		{0, "validate jwt -audience db -svid $T", "SVID is valid.\nSPIFFE ID : " + webID.String() + `
-Claims    : {"aud":\["db"\],"exp":`},
+Claims    : {"aud": ?\["db"\], ?"exp":`}, // spaces differ from build to build
 		{1, "validate jwt -audience bank -svid $T", `SVID is not valid: .* it is for "db", and this is "bank"`},
 		{1, "validate jwt -audience db -svid $F", `SVID is not valid: .* "stranger.test": no trust bundle`},
 		{1, "fetch jwt -audience db -spiffeID spiffe://example.org/other", ".* code = PermissionDenied "},
