@@ -242,7 +242,7 @@ func (t *table) found(r *resource, e *entry, err error) (wait time.Duration, say
 	wait, say = renew.Longest, func() {}
 	old := r.cur.Load()
 	switch {
-	case r.Removed() || t.ctx.Err() != nil: // nobody waits for it
+	case r.Removed() || t.ctx.Err() != nil: // no stream waits for it
 	case err == nil:
 		r.Succeeded()
 		if old == nil || old.entry == nil || old.entry.version != e.version {

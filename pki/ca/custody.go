@@ -129,11 +129,17 @@ func (c *custody) call(ctx context.Context, name string, patience time.Duration,
 		fmt.Errorf("it has not answered for %v: %w", patience, context.DeadlineExceeded))
 	defer cancel()
 	done, noted := make(chan error, 1), name != ""
+	run := func() { defer func() { <-slots }(); done <- f(waiting) }
 	select {
 	case slots <- struct{}{}:
-		go func() { defer func() { <-slots }(); done <- f(waiting) }()
-	case <-waiting.Done():
-		noted = false // it may be that there is too much to sign
+		go run()
+	default:
+		noted = false // there may be too much to sign, which is no failure of the custodian
+		select {
+		case slots <- struct{}{}:
+			go run()
+		case <-waiting.Done():
+		}
 	}
 	var err error
 	select {

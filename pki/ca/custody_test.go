@@ -477,6 +477,35 @@ func TestRevokeWithoutCustodian(t *testing.T) {
 	})
 }
 
+// A custodian that signs, and slower than callers ask, is not one that fails: what is refused had to wait for its turn.
+func TestSlowCustodianIsHealthy(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		keys, slow := custodian.New(), new(atomic.Bool)
+		keys.Fault = func(_ context.Context, op, _ string) error {
+			if op == "sign" && slow.Load() {
+				time.Sleep(12 * time.Second)
+			}
+			return nil
+		}
+		a := open(t, ca.NewMemoryStore(), heldBy(keys))
+		slow.Store(true)
+		csr, signed := newCSR(t), new(atomic.Int64)
+		var wg sync.WaitGroup
+		for range 100 {
+			wg.Go(func() {
+				if _, err := a.Sign(t.Context(), ca.Request{CSR: csr, ID: web}); err == nil {
+					signed.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		assert.EqualValues(t, 64, signed.Load())
+		require.NoError(t, a.Health().Keys)
+		require.NoError(t, a.Health().Signing)
+		time.Sleep(15 * time.Second)
+	})
+}
+
 // At most 64 calls wait for a custodian that hangs; further requests fail in time, and so does nothing else.
 func TestHangingCustodianIsBounded(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
@@ -1078,7 +1107,7 @@ func TestOneKindCannotBeMade(t *testing.T) {
 	})
 }
 
-// A record that somebody changed does not destroy the keys of others.
+// A record that a writer of the store has forged does not have the CA destroy the keys of other owners.
 func TestForeignNames(t *testing.T) {
 	t.Parallel()
 	keys, store := custodian.New(), ca.NewMemoryStore()

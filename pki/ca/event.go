@@ -92,8 +92,8 @@ func (a *Authority) keep(all ...*KeyEvent) {
 	ev.kept.Notify()
 }
 
-// record writes pending key events to the Auditor until all are written or a write fails, and reports whether any
-// remain.
+// record writes pending key events to the Auditor until all are written, a write fails or ctx is done, and reports
+// whether any remain. A write that has begun is finished.
 func (a *Authority) record(ctx context.Context) (left bool) {
 	auditor, ok := a.cfg.Auditor.(keyAuditor)
 	if !ok {
@@ -102,7 +102,7 @@ func (a *Authority) record(ctx context.Context) (left bool) {
 	ev := &a.events
 	ev.recording.Lock()
 	defer ev.recording.Unlock()
-	for {
+	for ctx.Err() == nil {
 		ev.mu.Lock()
 		if len(ev.waiting) == 0 {
 			ev.err = nil
@@ -111,7 +111,7 @@ func (a *Authority) record(ctx context.Context) (left bool) {
 		}
 		e := ev.waiting[0]
 		ev.mu.Unlock()
-		patient, cancel := context.WithTimeout(context.WithoutCancel(ctx), eventPatience) // what has begun is finished
+		patient, cancel := context.WithTimeout(context.WithoutCancel(ctx), eventPatience)
 		err := auditor.RecordKeyEvent(patient, e)
 		cancel()
 		ev.mu.Lock()
@@ -131,6 +131,7 @@ func (a *Authority) record(ctx context.Context) (left bool) {
 		}
 		return true
 	}
+	return true
 }
 
 // settle records the events of an operation that a caller requested, even if ctx is done: the process may be about to

@@ -271,6 +271,16 @@ func TestKeyEventOfAShortRun(t *testing.T) {
 		require.NoError(t, a.Run(ctx))
 		assert.Equal(t, []string{"loaded root"}, slow.take())
 		require.NoError(t, a.Health().Audit)
+
+		slow.breaks(errors.New("disk full"))
+		must.Get(a.Revoke(t.Context(), a.Roots()[0].ID, true))(t)
+		slow.breaks(nil)
+		ctx, cancel = context.WithTimeout(t.Context(), time.Second/2)
+		defer cancel()
+		start := time.Now()
+		require.NoError(t, a.Run(ctx))
+		assert.Equal(t, time.Second, time.Since(start), "the others wait")
+		assert.Len(t, slow.take(), 1)
 	})
 }
 
