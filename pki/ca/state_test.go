@@ -161,7 +161,7 @@ func istioCA(t testing.TB, edit ...func(*x509.Certificate)) (*x509.Certificate, 
 	istioKeys.Lock()
 	defer istioKeys.Unlock()
 	test, _, _ := strings.Cut(t.Name(), "/") // its subtests, too
-	n := istioKeys.taken[test] % 3 // as many as there are files; more are taken with -count
+	n := istioKeys.taken[test] % 3           // as many as there are files; more are taken with -count
 	istioKeys.taken[test]++
 	if n == len(istioKeys.all) {
 		text := must.Get(os.ReadFile(fmt.Sprintf("testdata/rsa-%d.pem", n)))(t)
