@@ -203,10 +203,9 @@ func (i *Issuer) Issue(o CertificateOptions) (*x509.Certificate, error) {
 		return nil, err
 	}
 	ca := i.Certificate()
-	if why := noRoom(i.chain, o.MaxPathLen); o.CA && why != "" {
-		return nil, o.error("X5-14", why, nil)
-	}
 	switch {
+	case o.CA && noRoom(i.chain, o.MaxPathLen) != "":
+		return nil, o.error("X5-14", noRoom(i.chain, o.MaxPathLen), nil)
 	case !o.CA && !id.IsZero() && !i.id.IsZero() && !id.MemberOf(i.id.TrustDomain()):
 		return nil, o.error("X5-11", fmt.Sprintf("%s is not in %s, the trust domain of the issuer", id,
 			i.id.TrustDomain()), nil)
