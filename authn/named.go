@@ -59,7 +59,8 @@ func named(chain []*x509.Certificate, b *spiffe.Bundle,
 	if leaf.IsCA {
 		return nil, errors.New("the leaf is the certificate of a CA")
 	}
-	path, err := certchain.Path(chain, b.CertPool(), certchain.Usages(int(spiffe.ClientRole)), time.Now())
+	path, err := certchain.Path(chain, b.CertPool(), certchain.Usages(int(spiffe.ClientRole)), time.Now(),
+		spiffe.Algorithms{}.Check)
 	if err != nil {
 		return nil, err
 	}

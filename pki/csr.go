@@ -13,6 +13,7 @@ import (
 	"slices"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -284,8 +285,8 @@ func parsePublicKey(spki []byte) (crypto.PublicKey, error) {
 	return key, nil
 }
 
-// signatureAlgorithms has the algorithms that are accepted. RSA-PSS is one identifier for three algorithms; its
-// parameters tell them apart.
+// signatureAlgorithms has the algorithms that are accepted, except ML-DSA, which only some Go releases know. RSA-PSS is
+// one identifier for three algorithms; its parameters tell them apart.
 var signatureAlgorithms = map[string]x509.SignatureAlgorithm{
 	"1.2.840.10045.4.3.2":   x509.ECDSAWithSHA256,
 	"1.2.840.10045.4.3.3":   x509.ECDSAWithSHA384,
@@ -301,7 +302,7 @@ var signatureAlgorithms = map[string]x509.SignatureAlgorithm{
 func (c *CSR) signatureAlgorithm(id pkix.AlgorithmIdentifier) (x509.SignatureAlgorithm, error) {
 	a := signatureAlgorithms[id.Algorithm.String()]
 	switch parameters := id.Parameters.FullBytes; {
-	case a == x509.SHA256WithRSAPSS:
+	case a == x509.SHA256WithRSAPSS, a == x509.UnknownSignatureAlgorithm:
 		std, err := x509.ParseCertificateRequest(c.der)
 		if err != nil {
 			return a, certpem.Short(err)
@@ -321,6 +322,9 @@ func checkSignatureAlgorithm(a x509.SignatureAlgorithm) error {
 	case x509.ECDSAWithSHA256, x509.ECDSAWithSHA384, x509.ECDSAWithSHA512, x509.PureEd25519,
 		x509.SHA256WithRSA, x509.SHA384WithRSA, x509.SHA512WithRSA,
 		x509.SHA256WithRSAPSS, x509.SHA384WithRSAPSS, x509.SHA512WithRSAPSS:
+		return nil
+	}
+	if mldsa.Signs(a) {
 		return nil
 	}
 	return fmt.Errorf("the signature algorithm %v is not accepted, use SHA-256 or better", a)

@@ -1,6 +1,7 @@
 package pki
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -11,12 +12,14 @@ import (
 	"fmt"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/mldsa"
 )
 
 var (
 	// ErrWeakKey says that this library neither signs for a public key nor verifies with it. It accepts RSA of 2048
-	// to 8192 bits with an odd exponent of at least 65537; ECDSA on P-256, P-384 or P-521; and Ed25519, except the
-	// points of small order, for which anyone can forge signatures.
+	// to 8192 bits with an odd exponent of at least 65537; ECDSA on P-256, P-384 or P-521; Ed25519, except the points of
+	// small order, for which anyone can forge signatures; and in programs built with Go 1.27 or later ML-DSA-44 and
+	// ML-DSA-65, which a CA and a verifier must allow besides: see [spiffe.Algorithms].
 	ErrWeakKey = certpem.ErrWeakKey
 
 	// ErrKeyMismatch says that a private key does not belong to its certificate.
@@ -24,8 +27,8 @@ var (
 )
 
 // NewKey generates a private key of the given kind and size: "ecdsa-p256", which is also what an empty text means,
-// "ecdsa-p384", "rsa-2048", "rsa-3072", "rsa-4096" or "ed25519", which is not for certificates that Envoy presents. It
-// fails only for an unknown algorithm.
+// "ecdsa-p384", "rsa-2048", "rsa-3072", "rsa-4096", "ed25519", which is not for certificates that Envoy presents, or, in
+// a program built with Go 1.27 or later, "ml-dsa-44" or "ml-dsa-65". It fails only for an algorithm that it does not have.
 func NewKey(algorithm string) (crypto.Signer, error) {
 	switch algorithm {
 	case "", "ecdsa-p256":
@@ -41,6 +44,8 @@ func NewKey(algorithm string) (crypto.Signer, error) {
 	case "ed25519":
 		_, key, err := ed25519.GenerateKey(rand.Reader)
 		return newKey(key, err)
+	case "ml-dsa-44", "ml-dsa-65":
+		return newKey(mldsa.NewKey(algorithm))
 	default:
 		return nil, fmt.Errorf("pki: generate key: unknown key algorithm %.40q", algorithm)
 	}
@@ -54,7 +59,7 @@ func newKey[K crypto.Signer](key K, err error) (crypto.Signer, error) {
 	return key, nil
 }
 
-// PublicKeysEqual reports whether a and b are the same RSA, ECDSA or Ed25519 key. To check that a private key belongs
+// PublicKeysEqual reports whether a and b are the same RSA, ECDSA, Ed25519 or ML-DSA key. To check that a private key belongs
 // to a certificate, compare key.Public() with the certificate's PublicKey. Nil and keys of other kinds equal nothing.
 func PublicKeysEqual(a, b crypto.PublicKey) bool {
 	switch a := a.(type) {
@@ -67,6 +72,6 @@ func PublicKeysEqual(a, b crypto.PublicKey) bool {
 	case ed25519.PublicKey:
 		return len(a) == ed25519.PublicKeySize && a.Equal(b)
 	default:
-		return false
+		return mldsa.Name(a) != "" && mldsa.Name(a) == mldsa.Name(b) && bytes.Equal(mldsa.Bytes(a), mldsa.Bytes(b))
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
@@ -103,9 +104,7 @@ type jwk struct {
 	use, kid, c []byte // c is the first value of x5c
 	jws.JWK
 
-	// Of other issuers:
-	alg   []byte
-	unfit string // why it is skipped
+	unfit string // of other issuers: why it is skipped
 }
 
 // fault returns the error that refuses the whole document.
@@ -253,7 +252,7 @@ func (k *jwk) readIssuer(name []byte, r *strictjson.Reader) bool {
 		}
 	case "alg":
 		var ok bool
-		if k.alg, ok = r.Text(); !ok {
+		if k.Alg, ok = r.Text(); !ok {
 			k.unfit = `"alg" is not a string`
 		}
 	case "key_ops":
@@ -336,7 +335,7 @@ func (p *bundleParser) add(e *jwk) (rule, reason string, err error) {
 			return "BND-13", fmt.Sprintf(`"use" is written %s: it is case-sensitive`, short(named)), nil
 		}
 		return "BND-12", fmt.Sprintf(`"use" is missing or unknown: %s`, short(named)), nil
-	case string(e.Kty) != "EC" && string(e.Kty) != "RSA" && string(e.Kty) != "OKP":
+	case string(e.Kty) != "EC" && string(e.Kty) != "RSA" && string(e.Kty) != "OKP" && string(e.Kty) != "AKP":
 		return "BND-14", fmt.Sprintf(`"kty" is missing or unknown: %s`, short(string(e.Kty))), nil
 	case use == useX509:
 		return p.addCertificate(e)
@@ -347,9 +346,8 @@ func (p *bundleParser) add(e *jwk) (rule, reason string, err error) {
 	if reason != "" {
 		return "BND-32", reason, nil
 	}
-	if alg, ok := jws.ParseAlgorithm(string(e.alg)); e.alg != nil && !(ok && alg.Fits(key)) {
-		return "BND-32", fmt.Sprintf(`"alg" is %s, which is not one of the nine for its key`,
-			short(string(e.alg))), nil
+	if alg, ok := jws.ParseAlgorithm(string(e.Alg)); p.issuer && e.Alg != nil && !(ok && alg.Fits(key)) {
+		return "BND-32", fmt.Sprintf(`"alg" is %s, which is not one for its key`, short(string(e.Alg))), nil
 	}
 	keys, id := p.b.jwt, string(e.kid)
 	if use == useWIT {
@@ -399,7 +397,8 @@ func (k *jwk) isKeyOf(cert *x509.Certificate) bool {
 	case ed25519.PublicKey:
 		return string(k.Kty) == "OKP" && string(k.Crv) == "Ed25519" && jws.EqualURL(k.X, pub)
 	}
-	return false
+	alg, pub := mldsa.InCertificate(cert)
+	return alg != "" && string(k.Kty) == "AKP" && string(k.Alg) == alg && jws.EqualURL(k.Pub, pub)
 }
 
 // MarshalJWKS returns the JWT authorities as a JWK Set (RFC 7517), by key ID, as the Workload API sends them: without
@@ -447,7 +446,9 @@ func (b *Bundle) marshal(hint time.Duration) ([]byte, error) {
 		}
 		doc = append(doc, `{"use":"`+useX509+`",`...)
 		var ok bool
-		if doc, ok = jws.AppendKey(doc, c.PublicKey); !ok {
+		if alg, pub := mldsa.InCertificate(c); alg != "" {
+			doc = jws.AppendAKP(doc, alg, pub)
+		} else if doc, ok = jws.AppendKey(doc, c.PublicKey); !ok {
 			return nil, b.errorf("X.509 authority %d, %s: a bundle document cannot hold its kind of key", i+1,
 				short(c.Subject.String()))
 		}

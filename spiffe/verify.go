@@ -34,7 +34,7 @@ type VerifyError struct {
 	//	"bundle"  finding the bundle of the ID's trust domain: Err wraps [ErrUnknownTrustDomain],
 	//	          [ErrNoAuthority] or the error of the caller's [BundleSource]
 	//	"chain"   the path from the leaf to an authority in that bundle, by RFC 5280: Err wraps an error
-	//	          type of crypto/x509 or [ErrTooLarge]
+	//	          type of crypto/x509, [ErrTooLarge] or [ErrAlgorithm]
 	//	"policy"  the caller's policy: Err wraps [ErrDenied]
 	Stage string
 
@@ -88,6 +88,7 @@ type Verifier struct {
 	bundles BundleSource
 	allow   PolicySource
 	now     func() time.Time
+	keys    Algorithms
 	memory  *verifycache.Table[memoryKey, *remembered]
 	seed    maphash.Seed
 }
@@ -109,8 +110,18 @@ func NewVerifier(bundles BundleSource, allow PolicySource, now func() time.Time)
 	if now == nil {
 		now = time.Now
 	}
+	return newVerifier(bundles, allow, now, Algorithms{}), nil
+}
+
+func newVerifier(bundles BundleSource, allow PolicySource, now func() time.Time, keys Algorithms) *Verifier {
 	memory := verifycache.New[memoryKey, *remembered](maxRemembered)
-	return &Verifier{bundles, allow, now, memory, maphash.MakeSeed()}, nil
+	return &Verifier{bundles, allow, now, keys, memory, maphash.MakeSeed()}
+}
+
+// WithAlgorithms returns a Verifier that is like v, and accepts a chain if the key of each certificate on its path to
+// an authority is of these kinds, the authority's included. It has a memory of its own.
+func (v *Verifier) WithAlgorithms(a Algorithms) *Verifier {
+	return newVerifier(v.bundles, v.allow, v.now, a)
 }
 
 // VerifyChain verifies the certificates that a peer presented, leaf first, and returns the proof.
@@ -155,7 +166,7 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 		return nil, &VerifyError{Stage: "bundle", ID: id, Rule: "X5-38", Err: err}
 	}
 	now := v.now()
-	path, err := certchain.Path(chain, b.pool(), needed, now) // not the leaf alone, as the pool holds only CAs
+	path, err := certchain.Path(chain, b.pool(), needed, now, v.keys.Check) // not the leaf alone, as the pool holds only CAs
 	if err != nil {
 		return nil, &VerifyError{Stage: "chain", ID: id, Rule: chainRule(err), Err: err}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 const (
@@ -159,7 +160,7 @@ func (v *Verifier) verify(text string) (*document, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := signed.Verify(key); err != nil {
+	if err := signed.Verify(key, spiffe.Algorithms{}); err != nil {
 		return nil, bad("%w", err)
 	}
 	return readClaims(text, signed.Payload, signed.Issuer)

@@ -19,6 +19,7 @@ import (
 	"github.com/svidkit/svidkit/internal/strictjson"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 const (
@@ -315,7 +316,7 @@ func (s *keySet) verify(t *token.Signed) *token.Error {
 	}
 	var err error
 	for _, key := range fit {
-		if err = t.Verify(key); err == nil {
+		if err = t.Verify(key, spiffe.Algorithms{}); err == nil {
 			return nil
 		}
 	}

@@ -54,7 +54,7 @@ func identity(svid *spiffe.SVID, bundles spiffe.BundleSource) (report.Identity, 
 		func(c *x509.Certificate) bool { return !now.After(c.NotAfter) }) {
 		return i, nil
 	}
-	path, err := certchain.Path(svid.Chain(), b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), now)
+	path, err := certchain.Path(svid.Chain(), b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), now, nil)
 	if err != nil {
 		return i, fmt.Errorf("no peer that has this trust bundle of %q accepts the SVID of %q: %w", td, svid.ID(), err)
 	}
@@ -67,7 +67,7 @@ func Refused(svid *spiffe.SVID, bundles spiffe.BundleSource, at time.Time) error
 	v, err := spiffe.NewVerifier(bundles, spiffe.AllowIDs(svid.ID()),
 		func() time.Time { return at })
 	if err == nil {
-		_, err = v.VerifyChain(svid.Chain(), spiffe.AnyRole)
+		_, err = v.WithAlgorithms(spiffe.AnyAlgorithm()).VerifyChain(svid.Chain(), spiffe.AnyRole)
 	}
 	return err
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/rounds"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/internal/tokens/token"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 var kind = &token.Kind{Package: "test", What: "token", Form: "F", Algorithm: "A", Subject: "S", Bundle: "B", Expires: "E", NotBefore: "N"}
@@ -87,7 +88,7 @@ func TestTokenAlgorithms(t *testing.T) {
 				s := parse(t, text)
 				assert.Equal(t, jws.Header{Algorithm: a, KeyID: "k", HasKeyID: true, Type: "JWT", HasType: true}, s.Header)
 				assert.Equal(t, `{"a":1}`, string(s.Payload))
-				require.NoError(t, s.Verify(key.Public()))
+				require.NoError(t, s.Verify(key.Public(), spiffe.Algorithms{}))
 			}
 
 			text := must.Get(signer.Token([]byte(`{"a":1}`)))(t)
@@ -100,16 +101,16 @@ func TestTokenAlgorithms(t *testing.T) {
 				"none": nil, "zeros": make([]byte, len(sig)), "cut": sig[:len(sig)-1],
 			} {
 				s := parse(t, string(input)+"."+base64.RawURLEncoding.EncodeToString(bad))
-				assert.EqualError(t, s.Verify(key.Public()), "the signature does not match the key", name)
+				assert.EqualError(t, s.Verify(key.Public(), spiffe.Algorithms{}), "the signature does not match the key", name)
 			}
 			moved := strings.Replace(text, ".", "."+base64.RawURLEncoding.EncodeToString([]byte(" \n\t")), 1) // another payload
-			assert.EqualError(t, parse(t, moved).Verify(key.Public()), "the signature does not match the key")
+			assert.EqualError(t, parse(t, moved).Verify(key.Public(), spiffe.Algorithms{}), "the signature does not match the key")
 
 			for b, other := range keys(t) {
 				if _, rs := key.(*rsa.PrivateKey); b == a || rs && b.Fits(key.Public()) {
 					continue
 				}
-				assert.Error(t, parse(t, text).Verify(other.Public()), "a key for %v", b)
+				assert.Error(t, parse(t, text).Verify(other.Public(), spiffe.Algorithms{}), "a key for %v", b)
 				_, err := token.NewSigner(key, b.String(), "", "JWT")
 				assert.ErrorContains(t, err, "does not fit the key")
 			}
@@ -136,7 +137,7 @@ func TestTokenAlgorithmsOfOneKey(t *testing.T) {
 			}
 			sig := must.Get(key.Sign(rand.Reader, h.Sum(nil), opts))(t)
 			s := parse(t, input+"."+base64.RawURLEncoding.EncodeToString(sig))
-			assert.Equal(t, a == b, s.Verify(key.Public()) == nil, "%v as %v", a, b)
+			assert.Equal(t, a == b, s.Verify(key.Public(), spiffe.Algorithms{}) == nil, "%v as %v", a, b)
 		}
 	}
 }
@@ -151,7 +152,7 @@ func TestTokenSalt(t *testing.T) {
 	for _, size := range []int{32, rsa.PSSSaltLengthAuto, 20, 31, 33, 48} {
 		sig := must.Get(rsa.SignPSS(rand.Reader, key, crypto.SHA256, h.Sum(nil), &rsa.PSSOptions{SaltLength: size}))(t)
 		s := parse(t, input+"."+base64.RawURLEncoding.EncodeToString(sig))
-		assert.Equal(t, size == 32, s.Verify(key.Public()) == nil, size)
+		assert.Equal(t, size == 32, s.Verify(key.Public(), spiffe.Algorithms{}) == nil, size)
 	}
 }
 

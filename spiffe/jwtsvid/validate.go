@@ -32,12 +32,16 @@ type ValidatorOptions struct {
 
 	// Now gives the time to validate at. Nil means time.Now. It must be safe for concurrent use.
 	Now func() time.Time
+
+	// Algorithms are the kinds of keys whose tokens are accepted. The zero value is the default, without ML-DSA.
+	Algorithms spiffe.Algorithms
 }
 
 // Validator decides whether a token proves an identity. It is safe for concurrent use.
 type Validator struct {
 	check    *token.Checker[*Verified]
 	audience []string // nil for an agent
+	allowed  spiffe.Algorithms
 }
 
 // NewValidator returns a Validator that takes the key for each token from bundles, and only from the bundle of the
@@ -69,14 +73,14 @@ func newValidator(bundles spiffe.BundleSource, audience []string, opts *Validato
 	if err != nil {
 		return nil, fmt.Errorf("jwtsvid: new validator: %w", err)
 	}
-	return &Validator{check, audience}, nil
+	return &Validator{check, audience, o.Algorithms}, nil
 }
 
 // Validate verifies a token and returns the proof. The checks come in this order, and the error is the first
 // failure:
 //
 //  1. The form: three parts of canonical base64url, at most 16 KiB.
-//  2. The header: one of the nine algorithms before all else; then nothing but "alg", "kid" and "typ".
+//  2. The header: a known algorithm before all else; then nothing but "alg", "kid" and "typ".
 //  3. The payload: one JSON object; "sub" is a SPIFFE ID.
 //  4. The bundle of that ID's trust domain.
 //  5. The key in it that "kid" names or, without "kid", the keys that fit the algorithm.
@@ -160,13 +164,13 @@ func (v *Validator) verify(text string) (*Verified, *spiffe.Bundle, *token.Error
 	}
 	b, e := v.check.Bundle(claims.ID.TrustDomain())
 	if e == nil {
-		e = verifySignature(s, b)
+		e = verifySignature(s, b, v.allowed)
 	}
 	return p, b, e
 }
 
 // verifySignature finds the key in b and checks the signature.
-func verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
+func verifySignature(s *token.Signed, b *spiffe.Bundle, allowed spiffe.Algorithms) *token.Error {
 	if s.HasKeyID {
 		key, ok := b.JWTAuthority(s.KeyID)
 		switch {
@@ -176,7 +180,7 @@ func verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
 			return kind.Refuse("unknown key", "JWT-27", "the key with the ID %q is not one for %v",
 				token.Clip(s.KeyID, token.MaxQuoted), s.Algorithm)
 		}
-		return verifyWith(s, key)
+		return verifyWith(s, key, allowed)
 	}
 	var fit []crypto.PublicKey
 	for _, key := range b.JWTAuthorities() {
@@ -194,7 +198,7 @@ func verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
 	}
 	var e *token.Error
 	for _, key := range fit {
-		if e = verifyWith(s, key); e == nil {
+		if e = verifyWith(s, key, allowed); e == nil {
 			return nil
 		}
 	}
@@ -209,14 +213,14 @@ func noKey(b *spiffe.Bundle, rule, format string, arg any) *token.Error {
 	return kind.Refuse("unknown key", "JWT-31", "the trust domain's bundle has no JWT keys, so it issues no JWT-SVIDs")
 }
 
-func verifyWith(s *token.Signed, key crypto.PublicKey) *token.Error {
+func verifyWith(s *token.Signed, key crypto.PublicKey, allowed spiffe.Algorithms) *token.Error {
 	if k, ok := key.(*ecdsa.PublicKey); ok {
 		if size := 2 * jws.CurveSize(k.Curve); len(s.Signature) != size {
 			return kind.Refuse("signature", "JWT-28", "the signature has %d bytes; %v has R and S in %d",
 				len(s.Signature), s.Algorithm, size)
 		}
 	}
-	if err := s.Verify(key); err != nil {
+	if err := s.Verify(key, allowed); err != nil {
 		return &token.Error{Kind: kind, Reason: "signature", Rule: "JWT-26", Err: err}
 	}
 	return nil

@@ -10,6 +10,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/svidkit/svidkit/internal/mldsa"
 )
 
 // ErrWeakKey says that the size or kind of a key is not accepted; package pki exports it.
@@ -41,8 +43,24 @@ func CheckKey(pub crypto.PublicKey) error {
 	case nil:
 		return fmt.Errorf("no public key: %w", ErrWeakKey)
 	default:
-		return fmt.Errorf("public key of type %T, want RSA, ECDSA or Ed25519: %w", pub, ErrWeakKey)
+		if mldsa.Name(pub) != "" {
+			return nil
+		}
+		return fmt.Errorf("public key of type %T, want RSA, ECDSA, Ed25519, ML-DSA-44 or ML-DSA-65: %w", pub, ErrWeakKey)
 	}
+}
+
+// Kind returns the kind of a public key, as spiffe.Algorithms names it, or "" for one that has no name.
+func Kind(pub crypto.PublicKey) string {
+	switch pub.(type) {
+	case *ecdsa.PublicKey:
+		return "ecdsa"
+	case *rsa.PublicKey:
+		return "rsa"
+	case ed25519.PublicKey:
+		return "ed25519"
+	}
+	return mldsa.Name(pub)
 }
 
 // smallOrder reports whether pub is one of the eight points whose order divides eight: the known values

@@ -16,6 +16,7 @@ import (
 	"slices"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/internal/strictjson"
 )
 
@@ -32,7 +33,7 @@ const (
 )
 
 // JWK has the public members of a JSON Web Key as in a document. A member that is missing or not a string is nil.
-type JWK struct{ Kty, Crv, X, Y, N, E []byte }
+type JWK struct{ Kty, Crv, X, Y, N, E, Alg, Pub []byte }
 
 // Member reads the value of the member name from r if a JWK has such a member, and otherwise leaves it unread.
 func (k *JWK) Member(name []byte, r *strictjson.Reader) {
@@ -49,13 +50,16 @@ func (k *JWK) Member(name []byte, r *strictjson.Reader) {
 		k.N, _ = r.Text()
 	case "e":
 		k.E, _ = r.Text()
+	case "alg":
+		k.Alg, _ = r.Text()
+	case "pub":
+		k.Pub, _ = r.Text()
 	}
 }
 
 // Confirmation is the claim "cnf" of a token (RFC 7800): the key of its holder.
 type Confirmation struct {
 	JWK
-	Alg    []byte
 	There  bool // "jwk" is present and an object
 	Secret bool // "jwk" has members of a private or symmetric key
 
@@ -77,8 +81,6 @@ func (c *Confirmation) Read(r *strictjson.Reader) {
 		c.There = r.Kind() == strictjson.Object
 		for name := range r.Members() {
 			switch string(name) {
-			case "alg":
-				c.Alg, _ = r.Text()
 			case "d", "k", "p", "q", "dp", "dq", "qi", "oth", "priv":
 				c.Secret = true
 			default:
@@ -88,8 +90,8 @@ func (c *Confirmation) Read(r *strictjson.Reader) {
 	}
 }
 
-// PublicKey returns the key, an *ecdsa.PublicKey or *rsa.PublicKey that passes [Unfit], or the reason why there is
-// none.
+// PublicKey returns the key, an *ecdsa.PublicKey, *rsa.PublicKey or *mldsa.PublicKey that passes [Unfit], or the reason
+// why there is none.
 func (k *JWK) PublicKey() (crypto.PublicKey, string) {
 	switch string(k.Kty) {
 	case "EC":
@@ -123,8 +125,16 @@ func (k *JWK) PublicKey() (crypto.PublicKey, string) {
 			return nil, reason
 		}
 		return key, ""
+	case "AKP": // RFC 9964
+		pub := make([]byte, strictURL.DecodedLen(min(len(k.Pub), 4096)))
+		if decodeURL(pub, k.Pub) {
+			if key := mldsa.PublicKey(string(k.Alg), pub); key != nil {
+				return key, ""
+			}
+		}
+		return nil, `"alg" and "pub" are not those of ML-DSA-44 or ML-DSA-65, which need a program built with Go 1.27`
 	}
-	return nil, "none of the nine algorithms uses this type of key"
+	return nil, "no algorithm uses this type of key"
 }
 
 // SameKey reports whether two public keys are equal. Keys that cannot be compared are not.
@@ -133,7 +143,7 @@ func SameKey(a, b crypto.PublicKey) bool {
 	return ok && k.Equal(b)
 }
 
-// Unfit returns the reason why none of the nine algorithms can use key, or "".
+// Unfit returns the reason why no algorithm can use key, or "".
 func Unfit(key crypto.PublicKey) string {
 	switch k := key.(type) {
 	case *ecdsa.PublicKey:
@@ -155,7 +165,9 @@ func Unfit(key crypto.PublicKey) string {
 			return fmt.Sprintf("the RSA exponent %d is not an odd number from 3 to 2³¹-1", k.E)
 		}
 	default:
-		return fmt.Sprintf("none of the nine algorithms uses a key of type %T", key)
+		if mldsa.Name(key) == "" {
+			return fmt.Sprintf("no algorithm uses a key of type %T", key)
+		}
 	}
 	return ""
 }
@@ -188,7 +200,16 @@ func AppendKey(b []byte, key crypto.PublicKey) ([]byte, bool) {
 		b = strictURL.AppendEncode(b, k)
 		return append(b, '"'), true
 	}
+	if alg := mldsa.JOSE(key); alg != "" {
+		return AppendAKP(b, alg, mldsa.Bytes(key)), true
+	}
 	return b, false
+}
+
+// AppendAKP appends the members of an ML-DSA key (RFC 9964), without braces.
+func AppendAKP(b []byte, alg string, pub []byte) []byte {
+	b = append(append(append(b, `"kty":"AKP","alg":"`...), alg...), `","pub":"`...)
+	return append(strictURL.AppendEncode(b, pub), '"')
 }
 
 // AppendJWK appends a JWK with this key ID, and with the members "use" and "alg" unless they are empty.
@@ -197,7 +218,7 @@ func AppendJWK(b []byte, use, alg, keyID string, key crypto.PublicKey) ([]byte, 
 	if use != "" {
 		b = append(append(append(b, `"use":"`...), use...), `",`...)
 	}
-	if alg != "" {
+	if alg != "" && mldsa.JOSE(key) == "" {
 		b = append(append(append(b, `"alg":"`...), alg...), `",`...)
 	}
 	kid, err := json.Marshal(keyID)

@@ -92,7 +92,7 @@ func (c *Checker[V]) Recall(token string) (value V, ok bool, e *Error) {
 	return value, b == old, e
 }
 
-const longestKept = 4 << 10 // bytes of a cached token
+const longestKept = 8 << 10 // bytes of a cached token
 
 // Memory caches verified tokens, each with a value and the trust that verified it: a bundle, or an issuer's key set.
 // A T never changes, so its address identifies its generation. The Memory holds it by a weak pointer, so that old
@@ -124,7 +124,7 @@ func (m *Memory[T, V]) Find(token string) (value V, trust *T, ok bool) {
 }
 
 // Keep caches a token, replacing a token whose trust is gone or the token that ends first. The token must not be part
-// of a larger string, which would stay in memory too. Tokens of more than 4 KiB are not cached.
+// of a larger string, which would stay in memory too. Tokens of more than 8 KiB are not cached.
 func (m *Memory[T, V]) Keep(token string, value V, trust *T, ends time.Time) {
 	if len(token) > longestKept {
 		return

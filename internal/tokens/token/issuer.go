@@ -94,7 +94,7 @@ func (i *Issuer) issue(
 	if e != nil {
 		return "", fmt.Errorf("no validator would accept the token: %s: %w", e.Reason, e.Err)
 	}
-	if err := signed.Verify(i.Key().Public()); err != nil {
+	if err := signed.Verify(i.Key().Public(), spiffe.AnyAlgorithm()); err != nil {
 		return "", fmt.Errorf("no validator would accept the token: %w", err)
 	}
 	return token, nil

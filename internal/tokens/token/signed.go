@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"math/big"
 
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // Signed is a token or proof of the right form: three parts in canonical base64url, and a header that is one JSON
@@ -38,11 +40,20 @@ func (k *Kind) Parse(text string) (*Signed, *Error) {
 	return &Signed{Header: h, Payload: parts.Payload, Signature: parts.Signature, signed: parts.Signed}, nil
 }
 
-// Verify verifies the signature with a key that fits the algorithm of the header (RFC 7518 section 3). The
-// caller takes the key from a bundle, never from the token.
-func (s *Signed) Verify(key crypto.PublicKey) error {
+// Verify verifies the signature with a key that is allowed and fits the algorithm of the header (RFC 7518 section 3,
+// RFC 9964). The caller takes the key from a bundle, never from the token.
+func (s *Signed) Verify(key crypto.PublicKey, allowed spiffe.Algorithms) error {
 	if !s.Algorithm.Fits(key) {
 		return fmt.Errorf("the key is not one for %v", s.Algorithm)
+	}
+	if err := allowed.Check(key); err != nil {
+		return err
+	}
+	if s.Algorithm >= jws.MLDSA44 {
+		if !mldsa.Verify(key, s.signed, s.Signature) {
+			return errSignature
+		}
+		return nil
 	}
 	hash := s.Algorithm.Hash()
 	h := hash.New()
@@ -62,7 +73,9 @@ func (s *Signed) Verify(key crypto.PublicKey) error {
 		}
 	}
 	if !good {
-		return errors.New("the signature does not match the key")
+		return errSignature
 	}
 	return nil
 }
+
+var errSignature = errors.New("the signature does not match the key")

@@ -32,7 +32,7 @@ func ClientCertificates(signer ca.Signer, td spiffe.TrustDomain, longest time.Du
 	if err != nil {
 		return nil, err
 	}
-	proof := authn.ClientCertificate(v)
+	proof := authn.ClientCertificate(v.WithAlgorithms(spiffe.AnyAlgorithm())) // the signer has decided
 	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
 		if len(r.Header.Values("X-Forwarded-Client-Cert")) > 0 {
 			return nil, fmt.Errorf("istioca: client certificate: the request is forwarded for another client: %w",

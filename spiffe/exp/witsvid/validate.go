@@ -178,7 +178,7 @@ func verifySignature(s *token.Signed, b *spiffe.Bundle) *token.Error {
 	case !s.Algorithm.Fits(key):
 		return tokens.Refuse("unknown key", "WIT-6", "the key %q is not one for %v", kid, s.Algorithm)
 	}
-	if err := s.Verify(key); err != nil {
+	if err := s.Verify(key, spiffe.Algorithms{}); err != nil {
 		return tokens.Refuse("signature", "WIT-1", "key %q: %w", kid, err)
 	}
 	return nil
@@ -218,7 +218,7 @@ func (v *Validator) checkProof(
 	if e != nil {
 		return nil, e
 	}
-	if err := s.Verify(h.key); err != nil {
+	if err := s.Verify(h.key, spiffe.Algorithms{}); err != nil {
 		return nil, proofs.Refuse("signature", "WPT-4", "%w", err)
 	}
 	p, e := readProof(s.Payload)
