@@ -14,6 +14,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 )
@@ -29,6 +30,7 @@ type SVID struct {
 	redacted
 	id    ID
 	chain []*x509.Certificate
+	other *SVID                   // the alternative
 	tls   func() *tls.Certificate // a func, because no printer looks into one, not even by reflection
 }
 
@@ -136,6 +138,25 @@ func ParseSVIDPEM(certsPEM, keyPEM []byte) (*SVID, error) {
 	}
 	return NewSVID(chain, key)
 }
+
+// WithAlternative returns an SVID that is like s, and has another of the same ID whose key is ML-DSA. An endpoint of
+// package spiffetls presents the alternative to peers that offer to verify such signatures, and s to all others, so
+// that a trust domain can move from one to the other. Everything else takes s.
+func (s *SVID) WithAlternative(alternative *SVID) (*SVID, error) {
+	switch {
+	case alternative == nil || alternative.id != s.id:
+		return nil, fmt.Errorf("spiffe: SVID: %q: the alternative has another ID", redact.Clip(s.id.s, maxInError))
+	case mldsa.Name(s.Leaf().PublicKey) != "" || mldsa.Name(alternative.Leaf().PublicKey) == "":
+		return nil, fmt.Errorf("spiffe: SVID: %q: the alternative has a key of ML-DSA, and the first SVID has not",
+			redact.Clip(s.id.s, maxInError))
+	}
+	both := *s
+	both.other = alternative
+	return &both, nil
+}
+
+// Alternative returns the SVID of [SVID.WithAlternative], or nil.
+func (s *SVID) Alternative() *SVID { return s.other }
 
 // ID returns the identity.
 func (s *SVID) ID() ID { return s.id }

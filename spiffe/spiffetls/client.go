@@ -121,7 +121,7 @@ func (e *Endpoint) handshake(ctx context.Context, below net.Conn, d dialing, add
 	if err != nil {
 		return nil, e.failed(false, addr, err)
 	}
-	_ = e.ended(false, addr, conn.ConnectionState().DidResume, nil)
+	_ = e.ended(false, addr, conn.ConnectionState(), nil)
 	e.govern(raw, spiffe.ServerRole, remote(below), raw.proof)
 	return conn, nil
 }

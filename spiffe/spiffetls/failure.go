@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -84,12 +85,27 @@ type failure struct {
 }
 
 // ended records the end of a handshake, and returns err.
-func (e *Endpoint) ended(server bool, remote string, resumed bool, err error) error {
+func (e *Endpoint) ended(server bool, remote string, cs tls.ConnectionState, err error) error {
 	if err == nil {
-		outcome := map[bool]string{true: "resumed", false: "full"}[resumed]
+		outcome := map[bool]string{true: "resumed", false: "full"}[cs.DidResume]
 		e.config.Metrics.add(failure{count: count{sides[server], outcome, ""}})
+		e.algorithms(server, remote, cs)
 	}
 	return e.failed(server, remote, err)
+}
+
+// algorithms counts and logs the algorithms of a handshake.
+func (e *Endpoint) algorithms(server bool, remote string, cs tls.ConnectionState) {
+	peer := "none"
+	if len(cs.PeerCertificates) > 0 {
+		peer = cmp.Or(certpem.Kind(cs.PeerCertificates[0].PublicKey), "other")
+	}
+	e.config.Metrics.add(failure{count: count{sides[server], cs.CurveID.String(), peer}})
+	if strings.Contains(e.config.Algorithms.String(), "ml-dsa") && !strings.HasPrefix(peer, "ml-dsa") && peer != "none" {
+		id, _ := spiffe.IDFromCertificate(cs.PeerCertificates[0]) // proven, or zero for a web server
+		e.log.LogOf(slog.LevelInfo, id.String(), "spiffetls: a peer without ML-DSA", "classical", slog.String("id", id.String()),
+			slog.String("remote", remote), slog.String("key", peer), slog.String("key_exchange", cs.CurveID.String()))
+	}
 }
 
 // failed records the failure of a handshake, if err is not nil, and returns err.
@@ -189,6 +205,9 @@ func reasonOf(err error, otherwise string, all []known) string {
 func chainReason(err error) string {
 	if errors.Is(err, errNoWebRoots) {
 		return "no_roots"
+	}
+	if errors.Is(err, spiffe.ErrAlgorithm) {
+		return "algorithm"
 	}
 	if _, ok := errors.AsType[x509.HostnameError](err); ok {
 		return "wrong_host"

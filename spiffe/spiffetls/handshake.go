@@ -8,17 +8,19 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
 // serverConfig returns the configuration of a server.
 func (e *Endpoint) serverConfig() *tls.Config {
 	c := e.baseConfig()
-	c.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) { return e.certificate(true, hello) }
+	c.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) { return e.serverCertificate(hello) }
 	// crypto/tls accepts any certificate, as its own check has one pool of roots for all peers. VerifyConnection
 	// checks it.
 	c.ClientAuth = tls.RequireAnyClientCert
@@ -40,9 +42,7 @@ func (e *Endpoint) serverConfig() *tls.Config {
 // clientConfig returns a configuration that accepts no SVID: a caller sets InsecureSkipVerify and a VerifyConnection.
 func (e *Endpoint) clientConfig() *tls.Config {
 	c := e.baseConfig()
-	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		return e.certificate(false, nil)
-	}
+	c.GetClientCertificate = e.clientCertificate
 	// A session may be resumed after this client has obtained, or lost, its identity.
 	c.SessionTicketsDisabled = e.config.OptionalIdentity && e.config.Self != nil
 	return c
@@ -53,7 +53,7 @@ func (e *Endpoint) clientConfig() *tls.Config {
 func (e *Endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, conn *tls.Conn,
 	verified func(proof, tls.ConnectionState)) (*tls.Config, error) {
 	client := remote(hello.Conn)
-	cert, err := e.certificate(true, hello)
+	cert, err := e.serverCertificate(hello)
 	if err != nil {
 		return nil, e.failed(true, client, err)
 	}
@@ -66,7 +66,7 @@ func (e *Endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, conn 
 		if err == nil {
 			err = base.VerifyConnection(cs) // the caller may have wrapped it
 		}
-		result.Store(&verdict{refused: err != nil, peer: p.peer, resumed: cs.DidResume})
+		result.Store(&verdict{refused: err != nil, peer: p.peer, state: cs})
 		if err != nil {
 			return e.failed(true, client, err)
 		}
@@ -86,7 +86,7 @@ func (e *Endpoint) configFor(base *tls.Config, hello *tls.ClientHelloInfo, conn 
 type verdict struct {
 	refused bool         // which was recorded
 	peer    *spiffe.Peer // nil for a client without a certificate
-	resumed bool
+	state   tls.ConnectionState
 }
 
 // settle records the outcome of a server's handshake that has ended. v is nil if its client was not verified, and conn
@@ -97,7 +97,7 @@ func (e *Endpoint) settle(client string, v *verdict, conn *tls.Conn) {
 		_ = e.failed(true, client, errNotJudged)
 	case v.refused:
 	case conn == nil || conn.ConnectionState().HandshakeComplete:
-		_ = e.ended(true, client, v.resumed, nil)
+		_ = e.ended(true, client, v.state, nil)
 	case v.peer == nil:
 		_ = e.failed(true, client, errUnproven)
 	default:
@@ -119,16 +119,29 @@ func remote(c net.Conn) string {
 	return c.RemoteAddr().String()
 }
 
-// certificate returns the certificate to present in this handshake. Only an expired one is withheld; the rest is for
-// the peer to decide. Only a WebCertificate needs the hello.
-func (e *Endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-	if server && e.config.WebCertificate != nil {
+// serverCertificate returns the certificate that a server presents to this client.
+func (e *Endpoint) serverCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	if e.config.WebCertificate != nil {
 		cert, err := e.webCertificate(hello)
 		if err != nil {
 			return nil, &HandshakeError{Server: true, Err: err}
 		}
 		return cert, nil
 	}
+	return e.certificate(true, func(alternative *tls.Certificate) bool { // SupportsCertificate would look for a host name
+		return slices.Contains(hello.SupportedVersions, tls.VersionTLS13) &&
+			slices.Contains(hello.SignatureSchemes, mldsa.Scheme(alternative.Leaf.PublicKey))
+	})
+}
+
+// clientCertificate returns the certificate that a client presents to a server that has asked for one.
+func (e *Endpoint) clientCertificate(asked *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	return e.certificate(false, func(alternative *tls.Certificate) bool { return asked.SupportsCertificate(alternative) == nil })
+}
+
+// certificate returns the certificate of Self to present in this handshake, the alternative if it fits. Only an expired
+// one is withheld; the rest is for the peer to decide.
+func (e *Endpoint) certificate(server bool, fits func(alternative *tls.Certificate) bool) (*tls.Certificate, error) {
 	if e.config.Self == nil { // the Config has OptionalIdentity
 		return new(tls.Certificate), nil // crypto/tls sends none
 	}
@@ -137,6 +150,8 @@ func (e *Endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Ce
 	case err != nil:
 	case svid == nil:
 		err = errors.New("the source returned none")
+	case e.presents(svid.Alternative(), fits):
+		return svid.Alternative().TLSCertificate(), nil
 	case e.now().After(svid.NotAfter()):
 		err = fmt.Errorf("the SVID of %q expired at %s and was not renewed",
 			svid.ID(), svid.NotAfter().UTC().Format(time.RFC3339))
@@ -152,6 +167,12 @@ func (e *Endpoint) certificate(server bool, hello *tls.ClientHelloInfo) (*tls.Ce
 	return nil, &HandshakeError{Server: server, Err: err}
 }
 
+// presents reports whether to present an alternative, which may be nil.
+func (e *Endpoint) presents(alternative *spiffe.SVID, fits func(*tls.Certificate) bool) bool {
+	return alternative != nil && e.config.Algorithms.Check(alternative.Leaf().PublicKey) == nil &&
+		!e.now().After(alternative.NotAfter()) && fits(alternative.TLSCertificate()) && e.chainExpired(alternative) == nil
+}
+
 // chainExpired returns an error if an intermediate has expired that a peer with our own bundle needs.
 func (e *Endpoint) chainExpired(svid *spiffe.SVID) error {
 	if e.config.Peers == nil || len(svid.TLSCertificate().Certificate) == 1 {
@@ -165,7 +186,7 @@ func (e *Endpoint) chainExpired(svid *spiffe.SVID) error {
 	if err != nil || b == nil {
 		return nil // the peer decides
 	}
-	_, err = certchain.Path(chain, b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), e.now())
+	_, err = certchain.Path(chain, b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), e.now(), nil)
 	if err != nil {
 		err = fmt.Errorf("a certificate in the chain of the SVID of %q has expired and was not renewed: %w",
 			svid.ID(), err)
@@ -277,7 +298,8 @@ func (e *Endpoint) judgeByName(chain []*x509.Certificate, name string) (proof, e
 	if err := chain[0].VerifyHostname(name); err != nil {
 		return refuse(err)
 	}
-	path, err := certchain.Path(chain, pool, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, e.now())
+	path, err := certchain.Path(chain, pool, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, e.now(),
+		e.config.Algorithms.Check)
 	if err != nil {
 		return refuse(err)
 	}

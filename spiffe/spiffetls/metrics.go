@@ -1,6 +1,7 @@
 package spiffetls
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -19,6 +20,8 @@ import (
 //
 //	svidkit_tls_handshakes_total         by side (of this program): server or client; outcome: full, resumed or
 //	                                     failed; and reason, for those that failed
+//	svidkit_tls_algorithms_total         those that succeeded, by side, key_exchange, such as X25519MLKEM768, and
+//	                                     peer_key, the kind of the other side's key, such as ecdsa or ml-dsa-65, or none
 //	svidkit_tls_denied_requests_total    by reason
 //
 // The other side cannot choose any part of a reason. These mean that the other side was refused:
@@ -31,6 +34,7 @@ import (
 //	expired                 its certificate has expired, or is not valid yet
 //	wrong_role              its certificate is not for this role
 //	wrong_host              its certificate is for another host name
+//	algorithm               its certificate, or one above it, has a key of a kind that Algorithms does not have
 //	no_roots                the function of WebRoots failed
 //	invalid                 its certificate does not verify for another reason
 //	denied                  the policy does not allow it
@@ -65,14 +69,19 @@ type Metrics struct {
 	last   map[count]failure // the last of each kind
 }
 
-// count names a counter: of handshakes, or of requests with the outcome denied.
+// count names a counter: of handshakes, or of requests with the outcome denied. For the algorithms of handshakes the
+// outcome is the key exchange, and the reason the kind of the peer's key.
 type count struct{ side, outcome, reason string }
+
+func (c count) compare(o count) int {
+	return cmp.Or(cmp.Compare(c.side, o.side), cmp.Compare(c.outcome, o.outcome), cmp.Compare(c.reason, o.reason))
+}
 
 // The reasons, none of which the other side can choose. The refusals are also reasons for ended connections.
 var (
 	refusals = []string{
 		"not_an_svid", "unknown_trust_domain", "no_authority", "no_bundle", "unknown_authority", "expired",
-		"wrong_role", "wrong_host", "no_roots", "invalid", "denied",
+		"wrong_role", "wrong_host", "algorithm", "no_roots", "invalid", "denied",
 	}
 	otherFailures = []string{
 		"no_identity", "not_tls", "not_verified", "not_proven", "refused", "closed", "timeout",
@@ -124,6 +133,8 @@ func (m *Metrics) write(w io.Writer) error {
 	var s metrics.Set
 	const handshakes = "The number of TLS handshakes that have ended, by the side of this program, the outcome, " +
 		"and the reason of a failure."
+	const algorithms = "The number of TLS handshakes that have succeeded, by the side of this program, the key exchange, " +
+		"and the kind of the other side's key."
 	const denied = "The number of requests that RequirePeer has denied, by the reason."
 	s.Totals("svidkit_tls_handshakes_total", handshakes, func(add metrics.Add) {
 		for _, side := range []string{"client", "server"} {
@@ -133,6 +144,13 @@ func (m *Metrics) write(w io.Writer) error {
 			for _, reason := range slices.Concat(refusals, otherFailures) {
 				n := float64(counts[count{side, "failed", reason}])
 				add(n, "side", side, "outcome", "failed", "reason", reason)
+			}
+		}
+	})
+	s.Totals("svidkit_tls_algorithms_total", algorithms, func(add metrics.Add) {
+		for _, c := range slices.SortedFunc(maps.Keys(counts), count.compare) {
+			if !slices.Contains([]string{"full", "resumed", "failed", "denied"}, c.outcome) {
+				add(float64(counts[c]), "side", c.side, "key_exchange", c.outcome, "peer_key", c.reason)
 			}
 		}
 	})

@@ -143,6 +143,16 @@ type Config struct {
 	// server that is dialled by its IP address is refused.
 	WebRoots func() (*x509.CertPool, error)
 
+	// Algorithms are the kinds of keys that the other side's certificates may have, up to the authority. The zero value
+	// is the default, without ML-DSA. If Self has an alternative with a key of ML-DSA ([spiffe.SVID.WithAlternative]), it
+	// is presented if Algorithms has that kind and the other side offers to verify it in TLS 1.3. crypto/tls offers that
+	// in every program built with Go 1.27 or later, so the other side must allow it: see examples/QUANTUM.md.
+	Algorithms spiffe.Algorithms
+
+	// RequireMLKEM refuses key exchanges other than X25519MLKEM768, so that a recorded connection stays secret when
+	// quantum computers can break the others. It needs TLS 1.3.
+	RequireMLKEM bool
+
 	// MinVersion is the lowest TLS version: tls.VersionTLS13 or tls.VersionTLS12. 0 means TLS 1.3.
 	MinVersion uint16
 
@@ -231,6 +241,8 @@ func (c *Config) check() error {
 		return errors.New("with WebRoots the host name decides about the server: Peers, Allow and Hosts must be nil")
 	case c.HandshakeTimeout < 0 || c.MaxHandshakes < 0:
 		return errors.New("HandshakeTimeout or MaxHandshakes is negative; 0 means the default")
+	case c.RequireMLKEM && c.MinVersion == tls.VersionTLS12:
+		return errors.New("RequireMLKEM needs TLS 1.3: MinVersion must be 0 or tls.VersionTLS13")
 	case c.MinVersion != 0 && c.MinVersion != tls.VersionTLS12 && c.MinVersion != tls.VersionTLS13:
 		return fmt.Errorf("MinVersion is %s; want TLS 1.3 or TLS 1.2", tls.VersionName(c.MinVersion))
 	}
@@ -298,12 +310,14 @@ func (e *Endpoint) prepare() (err error) {
 		if e.clients, err = spiffe.NewVerifier(c.Peers, c.Allow, c.Now); err != nil {
 			return err
 		}
+		e.clients = e.clients.WithAlgorithms(c.Algorithms)
 	}
 	e.servers = e.clients
 	if e.hosts != nil {
 		if e.servers, err = spiffe.NewVerifier(c.Peers, spiffe.AllowAnyPeer(), c.Now); err != nil {
 			return err
 		}
+		e.servers = e.servers.WithAlgorithms(c.Algorithms)
 	}
 	e.sources = []any{c.Peers, c.Allow}
 	for _, policy := range e.hosts {
@@ -340,13 +354,13 @@ func (e *Endpoint) ServerConfig() (*tls.Config, error) {
 	c := e.serverConfig()
 	verify := c.VerifyConnection
 	c.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-		cert, err := e.certificate(true, hello)
+		cert, err := e.serverCertificate(hello)
 		if err != nil {
 			return nil, e.failed(true, remote(hello.Conn), err)
 		}
 		return cert, nil
 	}
-	c.VerifyConnection = func(cs tls.ConnectionState) error { return e.ended(true, "", cs.DidResume, verify(cs)) }
+	c.VerifyConnection = func(cs tls.ConnectionState) error { return e.ended(true, "", cs, verify(cs)) }
 	return c, nil
 }
 
@@ -375,8 +389,8 @@ func (e *Endpoint) ClientConfig() (*tls.Config, error) {
 			"use an Endpoint for one host, or Transport, DialContext or Client")
 	}
 	c := e.clientConfig()
-	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		cert, err := e.certificate(false, nil)
+	c.GetClientCertificate = func(asked *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		cert, err := e.clientCertificate(asked)
 		return cert, e.failed(false, "", err)
 	}
 	// This turns off crypto/tls's check of the host name and roots, which does not fit SVIDs: they carry an ID, and
@@ -384,19 +398,23 @@ func (e *Endpoint) ClientConfig() (*tls.Config, error) {
 	c.InsecureSkipVerify = true
 	c.VerifyConnection = func(cs tls.ConnectionState) error {
 		_, err := e.verify(cs, spiffe.ServerRole, hostport{})
-		return e.ended(false, cs.ServerName, cs.DidResume, err)
+		return e.ended(false, cs.ServerName, cs, err)
 	}
 	return c, nil
 }
 
 // baseConfig returns the part that both sides share.
 func (e *Endpoint) baseConfig() *tls.Config {
-	return &tls.Config{
+	c := &tls.Config{
 		MinVersion:   e.config.MinVersion,
 		CipherSuites: tlsalert.Suites(),
 		NextProtos:   slices.Clone(e.config.NextProtos),
 		Time:         e.config.Now,
 	}
+	if e.config.RequireMLKEM {
+		c.CurvePreferences = []tls.CurveID{tls.X25519MLKEM768}
+	}
+	return c
 }
 
 // now returns the time. The endpoint is nil in a test without a connection.

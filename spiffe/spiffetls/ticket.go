@@ -10,7 +10,7 @@ import (
 )
 
 // ticketPrefix begins this package's entry in the extra data of a session, which other layers may share. After it
-// come the SHA-256 of the server's own leaf and the client's chain in DER, which is empty for a client without a
+// come the SHA-256 of the server's own leaf, or of both, and the client's chain in DER, which is empty for a client without a
 // certificate.
 const ticketPrefix = "svidkit/spiffetls/1:"
 
@@ -41,12 +41,16 @@ func (e *Endpoint) checkTickets(c *tls.Config) {
 
 // ticketEntry returns the entry of a session, or nil if it must not be resumed.
 func (e *Endpoint) ticketEntry(client []*x509.Certificate) []byte {
-	cert, err := e.certificate(true, nil)
+	cert, err := e.certificate(true, func(*tls.Certificate) bool { return false })
 	if err != nil {
 		return nil
 	}
-	leaf := sha256.Sum256(cert.Certificate[0])
-	entry := append([]byte(ticketPrefix), leaf[:]...)
+	own := sha256.New()
+	own.Write(cert.Certificate[0])
+	if svid, err := e.config.Self.SVID(); err == nil && svid.Alternative() != nil {
+		own.Write(svid.Alternative().Leaf().Raw)
+	}
+	entry := own.Sum([]byte(ticketPrefix))
 	for _, c := range client {
 		entry = append(entry, c.Raw...)
 	}
