@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
@@ -44,7 +45,7 @@ func record(d *rotation.Document, td spiffe.TrustDomain) (map[string][]byte, err
 		return nil, err
 	}
 	data := map[string][]byte{stateName: state, noteName: []byte(note)}
-	active := d.In(rotation.Root, rotation.Active)
+	active := d.Primary()
 	if active == nil {
 		return data, nil
 	}
@@ -118,7 +119,7 @@ func (a *Authority) parse(ctx context.Context, r Record, now time.Time) (*rotati
 	if err != nil {
 		return nil, false, fmt.Errorf("%s: %w", stateName, err)
 	}
-	active := d.In(rotation.Root, rotation.Active)
+	active := d.Primary()
 	if plugged := a.files != nil; plugged != (active == nil) && !d.Begun() {
 		return nil, false, errors.New("it is the record of a CA with roots of its own for one of plugged-in files, " +
 			"or the other way round; give each its own store")
@@ -184,6 +185,9 @@ func (a *Authority) foreign(r Record, now time.Time) (k rotation.Key, err error)
 	signer, err := pki.ParsePrivateKeyPEM(r.Data()[caKeyName])
 	if err != nil {
 		return k, fmt.Errorf("%s: %w", caKeyName, err)
+	}
+	if mldsa.Name(cert.PublicKey) != "" {
+		return k, fmt.Errorf("%s: a root of ML-DSA from elsewhere is not adopted", caCertName)
 	}
 	issuer, err := rotation.SelfSigned(cert, signer)
 	if err != nil {

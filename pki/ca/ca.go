@@ -71,11 +71,13 @@ import (
 	"io/fs"
 	"log/slog"
 	"math"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
@@ -113,6 +115,9 @@ type Config struct {
 	// Rotation says how roots are made and replaced.
 	Rotation Rotation
 
+	// Algorithms are the kinds of keys that are certified. The zero value is the default, without ML-DSA.
+	Algorithms spiffe.Algorithms
+
 	// JWT makes the authority sign JWT-SVIDs too; nil means that it does not.
 	JWT *JWTConfig
 
@@ -136,7 +141,12 @@ type Config struct {
 
 // Rotation says how an [Authority] makes and replaces its roots. A zero field means its default.
 type Rotation struct {
-	KeyAlgorithm string // of the roots, as in [pki.NewKey]; empty means ECDSA P-256
+	// KeyAlgorithm is the key of new roots, as in [pki.NewKey]; empty means "ecdsa-p256". Two with a comma, one of them
+	// ML-DSA, such as "ecdsa-p256,ml-dsa-65", make two roots, which rotate independently: leaves with a key of ML-DSA
+	// have the one, all others the other. A root of the kind that an authority finds missing at its start is prepared as
+	// in [Authority.Rotate]; one of the kind that is no longer named retires, if the other kind's signs. So a CA moves
+	// from one to the other by way of both. Releases before ML-DSA refuse a store that has such a root.
+	KeyAlgorithm string
 
 	// RootTTL is the lifetime of each root; 0 means ten years (3650 days). It must be more than twice the sum of
 	// Propagation and DefaultTTL, so that a root is replaced while leaves of the default lifetime still fit into its
@@ -247,12 +257,17 @@ func (cfg Config) withDefaults() (Config, error) {
 	cfg.DefaultTTL = cmp.Or(cfg.DefaultTTL, min(day, cfg.MaxTTL))
 	cfg.Backdate = cmp.Or(cfg.Backdate, 2*time.Minute)
 	cfg.RefreshHint = cmp.Or(cfg.RefreshHint, 5*time.Minute)
+	r.KeyAlgorithm = cmp.Or(r.KeyAlgorithm, "ecdsa-p256")
+	first, second, _ := strings.Cut(r.KeyAlgorithm, ",")
 	r.RootTTL = cmp.Or(r.RootTTL, 3650*day)
 	r.Propagation = cmp.Or(r.Propagation, 5*min(cfg.RefreshHint, math.MaxInt64/5))
 	r.GraceRatio = cmp.Or(r.GraceRatio, 0.2)
 	r.CheckInterval = cmp.Or(r.CheckInterval, time.Hour)
 	cfg.Logger = ratelog.Patient(cfg.Logger).With(slog.Any("trust_domain", cfg.TrustDomain))
 	switch {
+	case second != "" && strings.HasPrefix(first, "ml-dsa") == strings.HasPrefix(second, "ml-dsa") ||
+		strings.Contains(second, ","):
+		return cfg, fmt.Errorf("KeyAlgorithm %.64q: of two, one is of ML-DSA, and the other is not", r.KeyAlgorithm)
 	case cfg.TrustDomain.IsZero():
 		return cfg, fmt.Errorf("TrustDomain: %w", spiffe.ErrZero)
 	case cfg.RefreshHint%time.Second != 0:
@@ -312,6 +327,7 @@ type Authority struct {
 	writing chan struct{}         // one slot, for the caller that reads and writes the store
 	fresh   *rotation.Document    // a new CA that may have been stored, while Open runs; for the holder of the slot
 	adopted bool                  // another program made the CA; for the holder of the slot
+	isOpen  bool                  // Open has written what a start must
 
 	audited lastresult.Result // of the last record of a certificate or token
 
@@ -342,7 +358,19 @@ func (s *state) active() *rotation.Key {
 	if s.plugged != nil {
 		return &s.plugged.key
 	}
-	return s.In(rotation.Root, rotation.Active)
+	return s.Primary()
+}
+
+// rootFor returns the kind of the root that signs for a public key.
+func (s *state) rootFor(key crypto.PublicKey) rotation.Kind {
+	kind := rotation.Root
+	if mldsa.Name(key) != "" {
+		kind = rotation.Quantum
+	}
+	if s.In(kind, rotation.Active) == nil && s.plugged == nil {
+		return s.Primary().Kind()
+	}
+	return kind
 }
 
 // newState returns a state that follows old, which may be nil.
@@ -434,8 +462,14 @@ func newDocument() *rotation.Document {
 
 // kinds are the kinds of keys that the authority makes.
 func (a *Authority) kinds() (all []rotation.Kind) {
-	if a.files == nil {
-		all = append(all, rotation.Root)
+	for name := range strings.SplitSeq(a.cfg.Rotation.KeyAlgorithm, ",") {
+		switch {
+		case a.files != nil:
+		case strings.HasPrefix(name, "ml-dsa"):
+			all = append(all, rotation.Quantum)
+		default:
+			all = append(all, rotation.Root)
+		}
 	}
 	if a.cfg.JWT != nil {
 		all = append(all, rotation.Token)
@@ -478,8 +512,16 @@ func (a *Authority) alg(kind rotation.Kind) string {
 
 // keyAlgorithm returns the algorithm of the private key of a new root, or of a key for tokens with the algorithm alg.
 func (a *Authority) keyAlgorithm(kind rotation.Kind, alg string) string {
-	if kind == rotation.Root {
-		return cmp.Or(a.cfg.Rotation.KeyAlgorithm, "ecdsa-p256")
+	for name := range strings.SplitSeq(a.cfg.Rotation.KeyAlgorithm, ",") {
+		if kind != rotation.Token && strings.HasPrefix(name, "ml-dsa") == (kind == rotation.Quantum) {
+			return name
+		}
+	}
+	switch {
+	case kind == rotation.Root: // no longer named
+		return "ecdsa-p256"
+	case kind == rotation.Quantum || strings.HasPrefix(alg, "ML-DSA"):
+		return strings.ToLower(cmp.Or(alg, "ml-dsa-65"))
 	}
 	curves := map[string]string{"ES256": "ecdsa-p256", "ES384": "ecdsa-p384", "ES512": "ecdsa-p521"}
 	return cmp.Or(curves[alg], "rsa-2048")

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/pki"
@@ -29,7 +31,7 @@ import (
 // use and return when ctx is done. No error may contain a secret.
 type Custodian interface {
 	// NewKey makes a private key that signs, and that cannot be exported. The algorithm is "ecdsa-p256", "ecdsa-p384",
-	// "ecdsa-p521", "rsa-2048", "rsa-3072", "rsa-4096" or "ed25519"; an unknown one gives an error that wraps
+	// "ecdsa-p521", "rsa-2048", "rsa-3072", "rsa-4096", "ed25519", "ml-dsa-44" or "ml-dsa-65"; an unknown one gives an error that wraps
 	// [errors.ErrUnsupported]. If the custodian has a key with this name, the error wraps [io/fs.ErrExist]. After any
 	// other error the key may have been made or not.
 	NewKey(ctx context.Context, name, algorithm string) (crypto.Signer, error)
@@ -226,13 +228,13 @@ func verified(key crypto.PublicKey, digest, signature []byte, opts crypto.Signer
 	case ed25519.PublicKey:
 		return ed25519.Verify(key, digest, signature)
 	}
-	return false
+	return mldsa.Name(key) != "" && mldsa.Verify(key, digest, signature)
 }
 
 // probe signs something that means nothing.
 func (c *custody) probe(ctx context.Context, k *rotation.Key) error {
 	key, hash := k.Secret(), crypto.SHA256
-	if _, ok := key.Public().(ed25519.PublicKey); ok {
+	if kind := certpem.Kind(key.Public()); kind != "ecdsa" && kind != "rsa" {
 		hash = 0
 	}
 	return c.call(ctx, k.Name, signPatience, func(context.Context) error {

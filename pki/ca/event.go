@@ -156,8 +156,10 @@ func (a *Authority) started(ctx context.Context, how, where string) {
 	a.cfg.Logger.LogAttrs(ctx, level, "CA "+how, slog.String("serial", k.ID),
 		slog.Time("not_after", k.Cert.NotAfter), slog.String("where", where))
 	a.keep(a.keyEvent(how, k, time.Now(), "", where))
-	if token := s.In(rotation.Token, rotation.Active); how == created && token != nil {
-		a.keep(a.keyEvent(how, token, time.Now(), "", where))
+	for _, kind := range rotation.Kinds {
+		if more := s.In(kind, rotation.Active); how == created && more != nil && more != k {
+			a.keep(a.keyEvent(how, more, time.Now(), "", where))
+		}
 	}
 	a.settle(ctx)
 }

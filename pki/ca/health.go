@@ -38,17 +38,21 @@ func (a *Authority) Health() Health {
 			a.cfg.TrustDomain, h.Synced.UTC().Format(time.RFC3339))
 	}
 	key := s.active()
-	_, h.Until = s.validity()
-	rootKey := a.keyError(s, rotation.Root)
-	h.Keys = cmp.Or(rootKey, a.keyError(s, rotation.Token))
+	kind := key.Kind()
+	_, h.Until = s.validity(key)
+	rootKey := a.keyError(s, kind)
+	h.Keys = cmp.Or(rootKey, a.keyError(s, rotation.Quantum), a.keyError(s, rotation.Token))
 	recordable := cmp.Or(h.Audit, rootKey)
 	h.Audit = cmp.Or(h.Audit, a.unrecorded())
-	h.Root = a.rootError(s, h.Until, now)
+	h.Root = a.rootError(s, key, h.Until, now)
+	if second := s.In(rotation.Quantum, rotation.Active); second != nil {
+		h.Root = cmp.Or(h.Root, a.rootError(s, second, second.Cert.NotAfter, now))
+	}
 	a.mu.Lock()
-	if bound := a.bound(s, rotation.Root, key); !bound.IsZero() {
+	if bound := a.bound(s, kind, key); !bound.IsZero() {
 		h.Until = rotation.Earlier(h.Until, bound)
 	}
-	_, h.Signing = a.grant(s, rotation.Root, a.cfg.DefaultTTL, now)
+	_, h.Signing = a.grant(s, kind, a.cfg.DefaultTTL, now)
 	a.mu.Unlock()
 	h.Signing = cmp.Or(h.Signing, recordable)
 	return h
@@ -71,9 +75,8 @@ func (a *Authority) auditError() error {
 	return nil
 }
 
-// rootError returns a fault of the active root, which is valid until end.
-func (a *Authority) rootError(s *state, end, now time.Time) error {
-	key := s.active()
+// rootError returns a fault of an active root, which is valid until end.
+func (a *Authority) rootError(s *state, key *rotation.Key, end, now time.Time) error {
 	if key.Tainted {
 		return fmt.Errorf("ca: root %s of %s is tainted, and signs until its successor does", key.ID,
 			a.cfg.TrustDomain)
@@ -81,7 +84,7 @@ func (a *Authority) rootError(s *state, end, now time.Time) error {
 	// Half of the time left for the replacement is gone.
 	due := a.cfg.Rotation.replaceAt(key.Cert, a.cfg.MaxTTL)
 	late := due.Add(key.Cert.NotAfter.Sub(due) / 2)
-	if s.In(rotation.Root, rotation.Distributing) == nil &&
+	if s.In(key.Kind(), rotation.Distributing) == nil &&
 		(now.After(late) || end.Sub(now.Round(0)) < a.cfg.DefaultTTL) {
 		return fmt.Errorf("ca: root %s of %s ends at %s, and has no successor: rotate it, or replace its files",
 			key.ID, a.cfg.TrustDomain, end.UTC().Format(time.RFC3339))

@@ -29,7 +29,7 @@ func timeline(roots []rotation.Key) string {
 	var parts []string
 	for _, r := range roots {
 		s := fmt.Sprintf("%v:%v", r.Cert.SerialNumber, r.Phase)
-		if due := (&rotation.Document{Keys: [2][]rotation.Key{{r}}}).Next(); !due.IsZero() {
+		if due := (&rotation.Document{Keys: [3][]rotation.Key{{r}}}).Next(); !due.IsZero() {
 			s += fmt.Sprintf("@%d", int(due.Sub(epoch).Minutes()))
 		}
 		parts = append(parts, s)
@@ -39,7 +39,7 @@ func timeline(roots []rotation.Key) string {
 
 // advance returns keys of one kind as of now, and the events that lead there.
 func advance(keys []rotation.Key, now time.Time) ([]rotation.Key, []rotation.Event) {
-	after, events := (&rotation.Document{Keys: [2][]rotation.Key{keys}}).Advance(now)
+	after, events := (&rotation.Document{Keys: [3][]rotation.Key{keys}}).Advance(now)
 	return after.Keys[rotation.Root], events
 }
 
@@ -222,9 +222,9 @@ func TestStepsOfTheWallClock(t *testing.T) {
 	// A time from the store gets the reading of now, and waits as long as the wall clock said then.
 	stored := due.Round(0)
 	key := rotation.Key{ID: "1", Retires: due}
-	known := &rotation.Document{Keys: [2][]rotation.Key{{key}}}
+	known := &rotation.Document{Keys: [3][]rotation.Key{{key}}}
 	key.Activates, key.Retires = stored, time.Time{}
-	key = (&rotation.Document{Keys: [2][]rotation.Key{{key}}}).Merge(known, now).Keys[rotation.Root][0]
+	key = (&rotation.Document{Keys: [3][]rotation.Key{{key}}}).Merge(known, now).Keys[rotation.Root][0]
 	anchored := key.Activates
 	assert.True(t, anchored.Equal(due))
 	assert.False(t, rotation.Reached(after(time.Minute, time.Hour), anchored))

@@ -36,7 +36,7 @@ func TestSequenceOfSteps(t *testing.T) {
 		"a retirement beside an activation":  {[]rotation.Key{retiring(1, 50), active(2), distributing(3, 50)}, nil, at(55), 2, 1},
 		"a retirement beside one of a token": {[]rotation.Key{retiring(1, 50), active(2)}, []rotation.Key{token(active(4)), token(distributing(5, 50))}, at(50), 2, 1},
 	} {
-		d := &rotation.Document{Sequence: 7, Keys: [2][]rotation.Key{c.roots, c.tokens}}
+		d := &rotation.Document{Sequence: 7, Keys: [3][]rotation.Key{c.roots, c.tokens}}
 		after, steps := d.Advance(c.now)
 		assert.Len(t, steps, c.steps, name)
 		assert.Equal(t, 7+c.more, after.Sequence, name)

@@ -28,7 +28,7 @@ func TestTermsGoOn(t *testing.T) {
 	t.Parallel()
 	long := rotation.Terms{Longest: 48 * time.Hour, Grace: time.Hour, Propagation: 2 * time.Hour}
 	begin := func() *rotation.Document {
-		d := &rotation.Document{Keys: [2][]rotation.Key{named(t, active(1), distributing(2, 25))}}
+		d := &rotation.Document{Keys: [3][]rotation.Key{named(t, active(1), distributing(2, 25))}}
 		d.Keys[rotation.Root][0].Terms = long
 		return d
 	}
@@ -38,7 +38,7 @@ func TestTermsGoOn(t *testing.T) {
 	assert.Equal(t, long, after.Terms)
 	require.Len(t, d.Keys[rotation.Root], 1)
 
-	d = &rotation.Document{Keys: [2][]rotation.Key{begin().Keys[rotation.Root][:1]}}
+	d = &rotation.Document{Keys: [3][]rotation.Key{begin().Keys[rotation.Root][:1]}}
 	after = must.Get(d.Revoke("1", func() (rotation.Key, error) { return named(t, signing(3))[0], nil }, at(10)))(t)
 	assert.Equal(t, long, after.Terms)
 	assert.Equal(t, at(10), after.Prepared)
@@ -68,7 +68,7 @@ func TestTaintOfTwins(t *testing.T) {
 		}
 		certs = append(certs, k)
 	}
-	d := &rotation.Document{Keys: [2][]rotation.Key{certs}}
+	d := &rotation.Document{Keys: [3][]rotation.Key{certs}}
 	require.True(t, d.Taint(certs[0].ID, 10*time.Minute, at(0)))
 	for _, k := range d.Keys[rotation.Root][:2] {
 		assert.True(t, k.Tainted)
@@ -91,7 +91,7 @@ func TestTaintOfTwins(t *testing.T) {
 // A reader keeps when it first met a key, and notes it for one that it meets now.
 func TestMet(t *testing.T) {
 	t.Parallel()
-	known := &rotation.Document{Keys: [2][]rotation.Key{named(t, active(1), distributing(2, 25))}}
+	known := &rotation.Document{Keys: [3][]rotation.Key{named(t, active(1), distributing(2, 25))}}
 	for i := range known.Keys[rotation.Root] {
 		known.Keys[rotation.Root][i].Met = at(3)
 	}
@@ -117,7 +117,7 @@ func TestNumberOfNext(t *testing.T) {
 		{active(1)}, {active(1), distributing(2, 25)}, {retiring(1, 50), active(2)}, {until, active(2)},
 		{until, retiring(1, 50), active(2), distributing(4, 55)}, {until, retiring(1, 60), active(2)},
 	} {
-		d := &rotation.Document{Sequence: 7, Keys: [2][]rotation.Key{keys}}
+		d := &rotation.Document{Sequence: 7, Keys: [3][]rotation.Key{keys}}
 		after, _ := d.Advance(at(1e6))
 		assert.Greater(t, d.NumberOfNext(), after.Sequence, timeline(keys))
 	}

@@ -25,13 +25,19 @@ import (
 // roots because old ones wait for their leaves to expire. After an error of the store nothing has changed, unless the
 // store has written anyway: then the next read shows the root. Rotate refuses plugged-in roots.
 //
-// With [Rotation].KeepKey Rotate renews the active root's certificate instead, and returns that.
+// With [Rotation].KeepKey Rotate renews the active root's certificate instead, and returns that. Of two kinds of roots
+// it rotates both, and returns the classical one.
 func (a *Authority) Rotate(ctx context.Context) (KeyStatus, error) {
 	if a.files != nil {
 		return KeyStatus{}, a.opError("rotate",
 			fmt.Errorf("%w; replace the files with those of another CA", errPluggedIn))
 	}
-	return a.rotate(ctx, asked, "rotate", rotation.Root)
+	first, err := a.rotate(ctx, asked, "rotate", a.current().active().Kind())
+	if second := a.current().In(rotation.Quantum, rotation.Active); second != nil && second.ID != a.current().active().ID {
+		_, failed := a.rotate(ctx, asked, "rotate", rotation.Quantum)
+		err = cmp.Or(err, failed)
+	}
+	return first, err
 }
 
 // RotateJWT is [Authority.Rotate] for the key of JWT-SVIDs. The error wraps [ErrNoJWT] if [Config.JWT] is nil.
@@ -49,12 +55,13 @@ func (a *Authority) rotate(ctx context.Context, why, op string, kind rotation.Ki
 		return KeyStatus{}, a.opError(op, context.Cause(ctx))
 	}
 	s := a.current()
-	renews := kind == rotation.Root && a.cfg.Rotation.KeepKey && !s.In(kind, rotation.Active).Tainted
+	from := s.In(kind, rotation.Active)
+	renews := kind != rotation.Token && a.cfg.Rotation.KeepKey && from != nil && !from.Tainted
 	if err := s.MayPrepare(kind, !renews); err != nil {
 		return KeyStatus{}, a.opError(op, err)
 	}
 	if renews {
-		return a.renew(ctx, why)
+		return a.renew(ctx, why, from)
 	}
 	fresh, err := a.makeKey(ctx, kind, a.alg(kind)) // before any lock: a key takes its time
 	if err != nil {
@@ -86,8 +93,8 @@ func (a *Authority) opError(op string, err error) error {
 
 // renew replaces the active root's certificate by a new one with the same key and subject. Leaves verify with either
 // certificate, so no step has to wait.
-func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
-	from, now := a.current().active(), time.Now()
+func (a *Authority) renew(ctx context.Context, why string, from *rotation.Key) (KeyStatus, error) {
+	now := time.Now()
 	var issuer *pki.Issuer
 	err := a.use(ctx, from, func() (err error) {
 		issuer, err = from.Issuer.Renew(now.Add(-a.cfg.Backdate), now.Add(a.cfg.Rotation.RootTTL))
@@ -98,11 +105,13 @@ func (a *Authority) renew(ctx context.Context, why string) (KeyStatus, error) {
 	}
 	var renewed rotation.Key
 	err = a.update(ctx, why, func(d *rotation.Document, now time.Time) error {
-		if err := d.MayPrepare(rotation.Root, false); err != nil {
+		if err := d.MayPrepare(from.Kind(), false); err != nil {
 			return err
 		}
-		old := d.In(rotation.Root, rotation.Active)
+		old := d.In(from.Kind(), rotation.Active)
 		switch {
+		case old == nil:
+			return errors.New("its kind was ended just now")
 		case old.Tainted:
 			return fmt.Errorf("%w: root %s was tainted just now, and its key needs a successor", ErrRotating, old.ID)
 		case old.ID != from.ID:
@@ -143,7 +152,7 @@ func (a *Authority) Taint(ctx context.Context, id string) error {
 	kind, id := k.Kind(), k.ID
 	defer a.settle(ctx)
 	// Run, in a replica that signs tokens, prepares the successor of a JWT key.
-	prepares := (kind == rotation.Root || a.cfg.JWT != nil) && a.current().NeedsSuccessor(id)
+	prepares := (kind != rotation.Token || a.cfg.JWT != nil) && a.current().NeedsSuccessor(id)
 	var successor rotation.Key
 	if prepares && !a.holds {
 		if successor, err = a.newKey(kind, a.alg(kind)); err != nil {
@@ -343,7 +352,7 @@ type runner struct {
 	nextNote  time.Time // when to log again that the root stays
 	stuck     *state    // the state that could not be stored
 
-	nextTry  [2]time.Time  // by kind, when to retry a rotation that failed
+	nextTry  [3]time.Time  // by kind, when to retry a rotation that failed
 	rotating bool          // a rotation is being prepared, and sends its result to ended
 	kind     rotation.Kind // of what is rotating
 	ended    chan error    // for one result
@@ -432,8 +441,8 @@ func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 	switch {
 	case s.In(kind, rotation.Distributing) != nil || kind == rotation.Token && cfg.JWT == nil:
 		return time.Time{}, false
-	case k == nil: // the first key for tokens; a root is in files
-		return time.Time{}, kind == rotation.Token && r.a.store != nil && !r.a.views()
+	case k == nil: // the first key of its kind; other roots are in files
+		return time.Time{}, slices.Contains(r.a.kinds(), kind) && r.a.store != nil && !r.a.views()
 	case k.Tainted: // the bundle was full, so there is no successor
 		return time.Time{}, true
 	case kind == rotation.Token: // so that its successor signs once it has signed for KeyTTL

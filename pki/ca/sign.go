@@ -187,7 +187,8 @@ func (a *Authority) Sign(ctx context.Context, r Request) ([]*x509.Certificate, e
 		return nil, refusal(err, r.ID)
 	}
 	var chain []*x509.Certificate
-	err := a.issue(ctx, rotation.Root, r.ID, cmp.Or(r.LimitKey, r.Caller), r.TTL, func(g *grant) (*Issuance, error) {
+	kind := a.current().rootFor(r.CSR.PublicKey())
+	err := a.issue(ctx, kind, r.ID, cmp.Or(r.LimitKey, r.Caller), r.TTL, func(g *grant) (*Issuance, error) {
 		leaf, err := g.sign(&r, a.cfg.EmptySubject)
 		if err != nil {
 			return nil, err
@@ -245,6 +246,9 @@ func refused(kind error, format string, args ...any) error {
 func (a *Authority) check(r *Request) error {
 	if r.CSR == nil || r.CSR.PublicKey() == nil {
 		return refused(ErrCSR, "there is none; pki.ParseCSR makes one")
+	}
+	if err := a.cfg.Algorithms.Check(r.CSR.PublicKey()); err != nil {
+		return refused(ErrCSR, "%w", err)
 	}
 	switch r.Profile {
 	case SVID:
@@ -405,8 +409,8 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 				"validators have heard of it", first.ID, first.Activates.UTC().Format(time.RFC3339))
 		}
 	} else {
-		g.key = s.active()
-		from, until := s.validity()
+		g.key = cmp.Or(s.In(kind, rotation.Active), s.active())
+		from, until := s.validity(g.key)
 		if s.plugged != nil {
 			g.above = s.plugged.above
 		}
@@ -415,7 +419,7 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 		}
 		if !wall.Before(until) {
 			return notReady(0, "the root %s signed until %s; %s", g.key.ID, until.UTC().Format(time.RFC3339),
-				s.expiredRemedy())
+				s.expiredRemedy(g.key))
 		}
 		end = now.Add(min(ttl, until.Sub(wall)))
 	}
@@ -433,26 +437,26 @@ func (a *Authority) grant(s *state, kind rotation.Kind, ttl time.Duration, now t
 	return g, nil
 }
 
-// validity returns when the active root, and all certificates above it, are valid.
-func (s *state) validity() (from, until time.Time) {
+// validity returns when an active root, and all certificates above it, are valid.
+func (s *state) validity(root *rotation.Key) (from, until time.Time) {
 	if s.plugged != nil {
 		return s.plugged.from, s.plugged.until
 	}
-	return s.active().Cert.NotBefore, s.active().Cert.NotAfter
+	return root.Cert.NotBefore, root.Cert.NotAfter
 }
 
 // expiredRemedy says what to do when the active root has expired.
-func (s *state) expiredRemedy() string {
+func (s *state) expiredRemedy(root *rotation.Key) string {
 	if s.plugged != nil {
 		return "replace its files, of which one ends then"
 	}
-	return "revoke it now, so that its successor signs at once: -revoke " + s.active().ID + " -now"
+	return "revoke it now, so that its successor signs at once: -revoke " + root.ID + " -now"
 }
 
 // bound returns the latest end allowed for the key's signatures, as the store may know more than s; zero for none. mu
 // is held.
 func (a *Authority) bound(s *state, kind rotation.Kind, key *rotation.Key) time.Time {
-	if a.store == nil || kind == rotation.Root && s.plugged != nil {
+	if a.store == nil || kind != rotation.Token && s.plugged != nil {
 		return time.Time{}
 	}
 	bound := a.synced.Add(key.Propagation).Add(key.Longest)

@@ -5,6 +5,7 @@ import (
 	"crypto"
 	"crypto/x509"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/redact"
@@ -99,7 +100,7 @@ func (s KeyStatus) worded() KeyStatus {
 type Status struct {
 	TrustDomain spiffe.TrustDomain
 	Sequence    uint64      // of the bundle
-	Roots       []KeyStatus // in the bundle, oldest first
+	Roots       []KeyStatus // in the bundle, oldest first, and those of ML-DSA after the others
 	JWTKeys     []KeyStatus // in the bundle, oldest first
 
 	// Loose are the names of private keys at custodians that no key has: they are to be destroyed, or a next key may have
@@ -115,7 +116,7 @@ type Status struct {
 // Status returns the state of the authority.
 func (a *Authority) Status() Status {
 	s := a.current()
-	out := Status{TrustDomain: a.cfg.TrustDomain, Sequence: s.sequence, Roots: statuses(s.Keys[rotation.Root]),
+	out := Status{TrustDomain: a.cfg.TrustDomain, Sequence: s.sequence, Roots: statuses(slices.Concat(s.Keys[rotation.Root], s.Keys[rotation.Quantum])),
 		JWTKeys: statuses(s.Keys[rotation.Token])}
 	if s.plugged != nil {
 		out.Roots = s.plugged.status()

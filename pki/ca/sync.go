@@ -71,6 +71,7 @@ func (a *Authority) open(ctx context.Context) error {
 		err := a.update(ctx, "", nil)
 		switch {
 		case err == nil:
+			a.isOpen = true
 			a.opened(ctx)
 			return nil
 		case ctx.Err() == nil && lasts(err):
@@ -320,16 +321,22 @@ func follows(mem, d *rotation.Document) error {
 }
 
 // withRequiredKeys returns d with the keys that this authority needs: their terms cover the lifetimes that it grants,
-// and there is a key for tokens. The bool reports whether d had to be changed.
+// and there is a key of each kind. At the start it ends a kind of root that it does not need; later, replicas with other
+// settings would take turns. The bool reports whether d had to be changed.
 func (a *Authority) withRequiredKeys(d *rotation.Document, now time.Time) (*rotation.Document, bool, error) {
 	next := d.Clone()
-	edited := next.Raise(rotation.Root, a.cfg.terms(rotation.Root))
-	if a.cfg.JWT != nil {
-		edited = next.Raise(rotation.Token, a.cfg.terms(rotation.Token)) || edited
-		if next.In(rotation.Token, rotation.Active) == nil && next.MayPrepare(rotation.Token, true) == nil &&
-			!a.holds { // otherwise Run makes it
-			// The first token key of a CA whose bundle verifiers may already have.
-			fresh, err := a.newKey(rotation.Token, a.cfg.JWT.Algorithm)
+	edited := false
+	for _, kind := range rotation.Kinds {
+		wanted := slices.Contains(a.kinds(), kind)
+		if kind != rotation.Token || a.cfg.JWT != nil {
+			edited = next.Raise(kind, a.cfg.terms(kind)) || edited
+		}
+		switch {
+		case !wanted && kind != rotation.Token && a.files == nil && !a.isOpen:
+			edited = next.End(kind, now) || edited
+		case wanted && next.In(kind, rotation.Active) == nil && next.MayPrepare(kind, true) == nil && !a.holds:
+			// The first key of its kind in a CA whose bundle verifiers may already have. With a custodian Run makes it.
+			fresh, err := a.newKey(kind, a.alg(kind))
 			if err != nil {
 				return nil, false, &creationError{err}
 			}

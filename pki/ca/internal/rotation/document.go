@@ -29,7 +29,7 @@ type Document struct {
 	Revision  uint64   // grows by one with each write
 	Writer    string   // random, chosen for each write: it tells a reader whether the write was its own
 	Sequence  uint64   // of the bundle
-	Keys      [2][]Key // by kind, oldest first; at most one is Active; of roots exactly one, unless there are none
+	Keys      [3][]Key // by kind, oldest first; at most one is Active; of roots at least one, unless there are none
 	Loose     []Loose  // the private keys at custodians that no key has
 }
 
@@ -52,7 +52,7 @@ func (d *Document) signsWith(name string) bool {
 }
 
 // Begun reports whether d is the record of a CA that is being made: its private keys have names, and no more.
-func (d *Document) Begun() bool { return len(d.Keys[Root])+len(d.Keys[Token]) == 0 && len(d.Loose) > 0 }
+func (d *Document) Begun() bool { return len(slices.Concat(d.Keys[:]...)) == 0 && len(d.Loose) > 0 }
 
 // Stake returns the name of a private key for the next key of this use, and whether d had it: that of an attempt that
 // began at least patience ago and so has failed, or a new one. Attempts at the same time have different names, or one
@@ -125,6 +125,20 @@ func (d *Document) In(kind Kind, p Phase) *Key {
 		return &d.Keys[kind][i]
 	}
 	return nil
+}
+
+// Primary returns the root that signs what either could: the classical one, if there is one. It is nil without roots.
+func (d *Document) Primary() *Key { return cmp.Or(d.In(Root, Active), d.In(Quantum, Active)) }
+
+// End ends a kind of root, which is no longer wanted, if one of the other kind signs: the active one retires, and a
+// distributing one leaves. It reports whether there was any.
+func (d *Document) End(kind Kind, now time.Time) bool {
+	if active := d.In(kind, Active); active != nil && d.In(Root+Quantum-kind, Active) != nil {
+		*active = active.retired(now.Add(active.Propagation)) // another replica may not know yet
+		d.Keys[kind] = slices.DeleteFunc(d.Keys[kind], func(k Key) bool { return k.Phase == Distributing })
+		return true
+	}
+	return false
 }
 
 // Find returns the key with this ID, or nil. The key belongs to d.
@@ -229,7 +243,7 @@ func (d *Document) NumberOfNext() uint64 {
 // Contents returns the bundle's contents, without the sequence number and the hint.
 func (d *Document) Contents() spiffe.BundleContents {
 	var c spiffe.BundleContents
-	for _, k := range d.Keys[Root] {
+	for _, k := range slices.Concat(d.Keys[Root], d.Keys[Quantum]) {
 		c.X509Authorities = append(c.X509Authorities, k.Cert)
 	}
 	if len(d.Keys[Token]) > 0 {
@@ -431,7 +445,7 @@ func (d *Document) ReplaceActive(next Key, now time.Time) error {
 }
 
 func (d *Document) checkRoom() error {
-	if n := len(d.Keys[Root]); n > MaxKeys {
+	if n := max(len(d.Keys[Root]), len(d.Keys[Quantum])); n > MaxKeys {
 		return fmt.Errorf("%d roots, the limit is %d", n, MaxKeys)
 	}
 	return nil
@@ -442,21 +456,24 @@ func (d *Document) AddTrusted(td spiffe.TrustDomain, certs []*x509.Certificate, 
 	var more []Key
 	for _, c := range certs {
 		known := func(k Key) bool { return k.Cert.Equal(c) }
-		if slices.ContainsFunc(d.Keys[Root], known) || slices.ContainsFunc(more, known) || c.NotAfter.Before(now) {
+		if slices.ContainsFunc(slices.Concat(d.Keys[Root], d.Keys[Quantum]), known) || slices.ContainsFunc(more, known) || c.NotAfter.Before(now) {
 			continue
 		}
 		k := Key{ID: Serial(c), Cert: c, Phase: Trusted, Prepared: now, Activates: now, Retires: c.NotAfter}
 		d.taintLike(&k, now)
 		more = append(more, k)
 	}
-	d.Keys[Root] = append(more, d.Keys[Root]...)
+	for _, kind := range []Kind{Root, Quantum} {
+		other := func(k Key) bool { return k.Kind() != kind }
+		d.Keys[kind] = append(slices.DeleteFunc(slices.Clone(more), other), d.Keys[kind]...)
+	}
 	if err := d.checkRoom(); err != nil {
 		return err
 	}
 	if _, err := spiffe.NewBundle(td, d.Contents()); err != nil { // checks that each may be a trust anchor
 		return err
 	}
-	return checkKeys(d.Keys[Root])
+	return cmp.Or(checkKeys(d.Keys[Root]), checkKeys(d.Keys[Quantum]))
 }
 
 // SameAuthority reports whether leaves signed by either CA certificate verify with the other.

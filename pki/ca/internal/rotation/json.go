@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certpem"
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -33,6 +34,7 @@ type (
 		Sequence    uint64    `json:"sequence"`
 		Roots       []keyJSON `json:"roots,omitempty"`
 		JWTKeys     []keyJSON `json:"jwt_keys,omitempty"`
+		MLDSARoots  []keyJSON `json:"ml_dsa_roots,omitempty"` // releases that do not know them refuse the record
 		Loose       []Loose   `json:"loose_keys,omitempty"`
 	}
 	keyJSON struct {
@@ -74,7 +76,7 @@ func (d *Document) Marshal(td spiffe.TrustDomain) ([]byte, error) {
 		Version: stateVersion, TrustDomain: td.String(), Authority: d.Authority,
 		Revision: d.Revision, Writer: d.Writer, Sequence: d.Sequence, Loose: d.Loose,
 	}
-	for kind, to := range []*[]keyJSON{&j.Roots, &j.JWTKeys} {
+	for kind, to := range []*[]keyJSON{&j.Roots, &j.JWTKeys, &j.MLDSARoots} {
 		for _, k := range d.Keys[kind] {
 			kj, err := k.encode()
 			if err != nil {
@@ -147,7 +149,7 @@ func Parse(b []byte, td spiffe.TrustDomain,
 		return nil, err
 	}
 	d := &Document{Authority: j.Authority, Revision: j.Revision, Writer: j.Writer, Sequence: j.Sequence, Loose: j.Loose}
-	for kind, from := range [][]keyJSON{j.Roots, j.JWTKeys} {
+	for kind, from := range [][]keyJSON{j.Roots, j.JWTKeys, j.MLDSARoots} {
 		for i, kj := range from {
 			k, err := kj.decode(Kind(kind), td, find)
 			if err != nil {
@@ -159,7 +161,7 @@ func Parse(b []byte, td spiffe.TrustDomain,
 			return nil, fmt.Errorf("%vs: %w", Kind(kind), err)
 		}
 	}
-	if len(d.Keys[Root]) > 0 && d.In(Root, Active) == nil {
+	if len(d.Keys[Root])+len(d.Keys[Quantum]) > 0 && d.Primary() == nil {
 		return nil, errors.New("roots: none is active")
 	}
 	if d.In(Token, Trusted) != nil {
@@ -182,10 +184,11 @@ func (j *stateJSON) check(td spiffe.TrustDomain) error {
 			"domain, or another store", j.TrustDomain, td)
 	case j.Authority == "" || j.Revision == 0 || j.Sequence == 0:
 		return errors.New("authority, revision or sequence is missing")
-	case len(j.Roots) > MaxKeys || len(j.JWTKeys) > MaxKeys:
-		return fmt.Errorf("%d roots and %d JWT keys, the limit is %d each", len(j.Roots), len(j.JWTKeys), MaxKeys)
+	case max(len(j.Roots), len(j.JWTKeys), len(j.MLDSARoots)) > MaxKeys:
+		return fmt.Errorf("%d and %d roots and %d JWT keys, the limit is %d each", len(j.Roots), len(j.MLDSARoots),
+			len(j.JWTKeys), MaxKeys)
 	case slices.ContainsFunc(j.Loose, func(l Loose) bool { return foreign(l.Name) }),
-		slices.ContainsFunc(slices.Concat(j.Roots, j.JWTKeys), func(k keyJSON) bool { return foreign(k.KeyName) }):
+		slices.ContainsFunc(slices.Concat(j.Roots, j.JWTKeys, j.MLDSARoots), func(k keyJSON) bool { return foreign(k.KeyName) }):
 		return errors.New("it names a private key that is not one of this CA, and would be destroyed")
 	}
 	return nil
@@ -264,6 +267,9 @@ func (k *Key) decodePublic(kind Kind, j *keyJSON) (public crypto.PublicKey, err 
 		return nil, fmt.Errorf("%d certificates", len(certs))
 	}
 	k.Cert, k.ID = certs[0], Serial(certs[0])
+	if k.Kind() != kind {
+		return nil, fmt.Errorf("its key is of the other kind (%w)", mldsa.ErrMissing)
+	}
 	return k.Cert.PublicKey, nil
 }
 

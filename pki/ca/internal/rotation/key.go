@@ -18,6 +18,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/pki"
 )
 
@@ -26,12 +27,13 @@ type Kind int
 
 // The kinds of keys, which rotate by the same steps, independently.
 const (
-	Root  Kind = iota // certificates
-	Token             // JWT-SVIDs
+	Root    Kind = iota // certificates
+	Token               // JWT-SVIDs
+	Quantum             // certificates, with ML-DSA; a Root has a classical key
 )
 
 // Kinds are all kinds.
-var Kinds = [...]Kind{Root, Token}
+var Kinds = [...]Kind{Root, Token, Quantum}
 
 // String names a key of this kind.
 func (k Kind) String() string {
@@ -101,8 +103,11 @@ func (t Terms) Raise(other Terms) Terms {
 
 // Kind returns the kind of the key.
 func (k *Key) Kind() Kind {
-	if k.Cert == nil {
+	switch {
+	case k.Cert == nil:
 		return Token
+	case mldsa.Name(k.Cert.PublicKey) != "":
+		return Quantum
 	}
 	return Root
 }
