@@ -2,7 +2,11 @@
 package quantum
 
 import (
+	"crypto"
+	"crypto/rand"
 	"crypto/x509"
+	"encoding/asn1"
+	"slices"
 	"testing"
 	"time"
 
@@ -65,4 +69,35 @@ func Chain(t testing.TB, n int) (*spiffe.SVID, *spiffe.Bundle) {
 // Bundle returns a bundle with these roots.
 func Bundle(t testing.TB, roots ...*x509.Certificate) *spiffe.Bundle {
 	return must.Get(spiffe.NewBundle(TrustDomain, spiffe.BundleContents{X509Authorities: roots}))(t)
+}
+
+// Edit returns a certificate or CSR in DER whose parts are changed by edit and signed again with key. The parts of a
+// CSR are the version, the subject, the key and the attributes; those of a certificate are eight: see RFC 5280.
+func Edit(t testing.TB, der []byte, key crypto.Signer, edit func(parts [][]byte) (algorithm []byte)) []byte {
+	outer := parts(t, der)
+	inner := parts(t, outer[0])
+	if algorithm := edit(inner); algorithm != nil {
+		outer[1] = algorithm
+	}
+	outer[0] = Sequence(t, inner...)
+	signature := must.Get(key.Sign(rand.Reader, outer[0], crypto.Hash(0)))(t)
+	outer[2] = must.Get(asn1.Marshal(asn1.BitString{Bytes: signature, BitLength: 8 * len(signature)}))(t)
+	return Sequence(t, outer...)
+}
+
+func parts(t testing.TB, der []byte) (parts [][]byte) {
+	var values []asn1.RawValue
+	rest := must.Get(asn1.Unmarshal(der, &values))(t)
+	if len(rest) > 0 {
+		t.Fatal("more than a SEQUENCE")
+	}
+	for _, v := range values {
+		parts = append(parts, v.FullBytes)
+	}
+	return parts
+}
+
+// Sequence returns a SEQUENCE of parts in DER.
+func Sequence(t testing.TB, parts ...[]byte) []byte {
+	return must.Get(asn1.Marshal(asn1.RawValue{Tag: asn1.TagSequence, IsCompound: true, Bytes: slices.Concat(parts...)}))(t)
 }
