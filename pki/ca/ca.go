@@ -143,8 +143,8 @@ type Config struct {
 type Rotation struct {
 	// KeyAlgorithm is the key of new roots, as in [pki.NewKey]; empty means "ecdsa-p256". Two with a comma, one of them
 	// ML-DSA, such as "ecdsa-p256,ml-dsa-65", make two roots, which rotate independently: leaves with a key of ML-DSA
-	// have the one, all others the other. A root of the kind that an authority finds missing at its start is prepared as
-	// in [Authority.Rotate]; one of the kind that is no longer named retires, if the other kind's signs. So a CA moves
+	// have the one, all others the other. [Authority.Run] prepares a root of a kind that is missing as in
+	// [Authority.Rotate], and ends the kind that is no longer named as soon as the other kind's root signs. So a CA moves
 	// from one to the other by way of both. Releases before ML-DSA refuse a store that has such a root.
 	KeyAlgorithm string
 
@@ -327,7 +327,6 @@ type Authority struct {
 	writing chan struct{}         // one slot, for the caller that reads and writes the store
 	fresh   *rotation.Document    // a new CA that may have been stored, while Open runs; for the holder of the slot
 	adopted bool                  // another program made the CA; for the holder of the slot
-	isOpen  bool                  // Open has written what a start must
 
 	audited lastresult.Result // of the last record of a certificate or token
 
@@ -517,9 +516,11 @@ func (a *Authority) keyAlgorithm(kind rotation.Kind, alg string) string {
 			return name
 		}
 	}
-	switch {
-	case kind == rotation.Root: // no longer named
+	switch active := a.known().In(kind, rotation.Active); {
+	case kind == rotation.Root: // not named
 		return "ecdsa-p256"
+	case kind == rotation.Quantum && active != nil: // as the one before
+		return mldsa.Name(active.Cert.PublicKey)
 	case kind == rotation.Quantum || strings.HasPrefix(alg, "ML-DSA"):
 		return strings.ToLower(cmp.Or(alg, "ml-dsa-65"))
 	}
