@@ -421,7 +421,7 @@ func (r *runner) narrow(ctx context.Context, s *state) bool {
 		if slices.Contains(r.a.kinds(), kind) || len(s.Keys[kind]) == 0 {
 			continue
 		}
-		err := r.a.update(ctx, "", func(d *rotation.Document, now time.Time) error {
+		err := r.a.update(ctx, unnamed, func(d *rotation.Document, now time.Time) error {
 			if !d.End(kind, now) {
 				return errNoChange
 			}
