@@ -175,17 +175,15 @@ func (c *Config) define(fs *flag.FlagSet) {
 	fs.Func("root-keys", "`keys` of the roots: ecdsa-p256, ecdsa-p384, rsa-2048, rsa-3072, rsa-4096, ml-dsa-44 or "+
 		"ml-dsa-65; or two with a comma, one of ML-DSA, each for the leaves of its kind. Another kind than before joins, "+
 		"and the one that is not named retires, in the four steps of a rotation, while a server runs (default ecdsa-p256, "+
-		"or RSA with -rsa-bits)", c.setRootKeys)
+		"or RSA with -rsa-bits)", func(text string) (err error) {
+		c.CA.Rotation.KeyAlgorithm, err = program.Keys(text)
+		return err
+	})
 	fs.BoolVar(&c.CA.Rotation.KeepKey, "keep-key", false,
 		"renew the root with its own key, as Istio does, instead of a rotation in four steps")
 	fs.BoolVar(&c.CA.Rotation.Constrain, "constrain", false,
 		"restrict new roots to the trust domain (critical name constraints)")
-	fs.Func("algorithms", "`kinds` of keys that are certified, and that certificates of callers by -client-roots have, of "+
-		spiffe.AnyAlgorithm().String()+" (default "+spiffe.Algorithms{}.String()+")",
-		func(text string) (err error) {
-			c.CA.Algorithms, err = spiffe.ParseAlgorithms(text)
-			return err
-		})
+	program.Algorithms(fs, &c.CA.Algorithms, "are certified, and that certificates of callers by -client-roots have")
 	fs.BoolVar(&c.CA.EmptySubject, "empty-subject", false, "leave the subject of leaves empty, instead of O=svidkit")
 	fs.BoolVar(&c.pluggedIn.MultiRoot, "multi-root", false,
 		"allow the roots of a plugged-in CA to change while the server runs [ISTIO_MULTIROOT_MESH]")
@@ -416,7 +414,7 @@ func (c *Config) check(serve bool) error {
 	switch alg := c.oidc.algorithm; alg {
 	case "ES256", "ES384", "ES512", "RS256":
 	case "ML-DSA-44", "ML-DSA-65":
-		_, badAlgorithm = pki.NewKey(strings.ToLower(alg))
+		badAlgorithm = program.MLDSA(strings.ToLower(alg))
 	default:
 		badAlgorithm = errors.New("it is none of ES256, ES384, ES512, RS256, ML-DSA-44 and ML-DSA-65")
 	}
@@ -571,29 +569,6 @@ func (c *Config) setKeySize(bits string) (err error) {
 		err = errors.New("none of 2048, 3072 and 4096, nor 0 for ECDSA")
 	}
 	return err
-}
-
-// setRootKeys sets the key algorithms of new roots.
-func (c *Config) setRootKeys(text string) error {
-	names := strings.Split(strings.ReplaceAll(text, " ", ""), ",")
-	quantum := 0
-	for _, name := range names {
-		switch {
-		case strings.HasPrefix(name, "ml-dsa"):
-			quantum++
-			if _, err := pki.NewKey(name); err != nil {
-				return err
-			}
-		case !slices.Contains([]string{"ecdsa-p256", "ecdsa-p384", "rsa-2048", "rsa-3072", "rsa-4096"}, name):
-			return fmt.Errorf("%.40q is none of ecdsa-p256, ecdsa-p384, rsa-2048, rsa-3072, rsa-4096, ml-dsa-44 and "+
-				"ml-dsa-65", name)
-		}
-	}
-	if quantum > 1 || len(names)-quantum > 1 {
-		return errors.New("of two, one is of ML-DSA, and the other is not")
-	}
-	c.CA.Rotation.KeyAlgorithm = strings.Join(names, ",")
-	return nil
 }
 
 // newKey makes a key for the server: of ECDSA, or of a kind that is certified.
