@@ -36,6 +36,7 @@ func keyInfo(t *testing.T, identifier, key []byte, unused int) []byte {
 // TestQuantumKeyVectors: CSRs and certificates of ML-DSA in forms that RFC 9881 does not have, each signed with their own
 // key, are read by nothing.
 func TestQuantumKeyVectors(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	key := must.Get(pki.NewKey("ml-dsa-65"))(t)
 	pub := key.Public().(*mldsa.PublicKey).Bytes()
@@ -109,6 +110,7 @@ func TestQuantumKeyVectors(t *testing.T) {
 
 // TestQuantumPrivateKeys: a private key is its seed (RFC 9881). Other forms have a clear error.
 func TestQuantumPrivateKeys(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	key := must.Get(pki.NewKey("ml-dsa-65"))(t).(*mldsa.PrivateKey)
 	text := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
@@ -149,6 +151,7 @@ func TestQuantumPrivateKeys(t *testing.T) {
 
 // TestQuantumCSRLimit: a CSR with a key of ML-DSA-65 may have 64 KiB, as one of any key.
 func TestQuantumCSRLimit(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	key := must.Get(pki.NewKey("ml-dsa-65"))(t)
 	usual := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web"))}}))(t)

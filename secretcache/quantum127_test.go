@@ -18,6 +18,7 @@ import (
 
 	"github.com/svidkit/svidkit/caclient/local"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/quantum"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/secretcache"
@@ -73,6 +74,7 @@ func verifiable(t *testing.T, m *secretcache.Manager, svid *spiffe.SVID) {
 }
 
 func TestQuantumAlternative(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t)
@@ -117,6 +119,7 @@ func TestQuantumAlternative(t *testing.T) {
 
 // TestQuantumAlternativeRefused: a CA that certifies no keys of ML-DSA costs no identity.
 func TestQuantumAlternativeRefused(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	for name, refuse := range map[string]func(*pair) *atomic.Bool{
 		"refuses": func(p *pair) *atomic.Bool { return &p.refuse },
@@ -161,6 +164,7 @@ func TestQuantumAlternativeRefused(t *testing.T) {
 }
 
 func TestQuantumAlternativeOfACredential(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	expect := pki.ExpectDNSName(domain, "web.example.org")
 	_, err := secretcache.New(secretcache.Config{Expect: expect, CA: &pair{}, NewAlternative: mldsaKey})

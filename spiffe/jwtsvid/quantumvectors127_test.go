@@ -44,6 +44,7 @@ func quantumSign(t testing.TB, header string, key crypto.Signer, opts crypto.Sig
 // TestQuantumTokenVectors: a token of ML-DSA is accepted if its key is allowed and signed its very bytes. Each vector has
 // one fault.
 func TestQuantumTokenVectors(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	keys := quantumKeys(t)
 	public := make(map[string]crypto.PublicKey)
@@ -140,6 +141,7 @@ func preHashed(t testing.TB, key crypto.Signer) string {
 
 // TestQuantumTokenLimits: a token of ML-DSA-65 is issued and accepted with up to 16 KiB, and remembered with up to 8 KiB.
 func TestQuantumTokenLimits(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	key := must.Get(pki.NewKey("ml-dsa-65"))(t)
 	b := quantumBundle(t, map[string]crypto.PublicKey{"65": key.Public()})

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/quantum"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/pki"
@@ -21,15 +22,15 @@ import (
 	"github.com/svidkit/svidkit/spiffe/workloadserver"
 )
 
-// quantum is a trust domain with a classical root and one of ML-DSA.
-type quantum struct {
+// twoRoots is a trust domain with a classical root and one of ML-DSA.
+type twoRoots struct {
 	td               spiffe.TrustDomain
 	bundles          *spiffe.BundleSet
 	classical, mldsa *pki.Issuer
 }
 
-func newQuantum(t *testing.T) *quantum {
-	q := &quantum{td: spiffe.MustParseTrustDomain("example.org")}
+func newQuantum(t *testing.T) *twoRoots {
+	q := &twoRoots{td: spiffe.MustParseTrustDomain("example.org")}
 	root := func(alg string) *pki.Issuer {
 		return must.Get(pki.NewRoot(must.Get(pki.NewKey(alg))(t), pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(q.td.ID())},
 			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(2 * time.Hour)}))(t)
@@ -41,7 +42,7 @@ func newQuantum(t *testing.T) *quantum {
 	return q
 }
 
-func (q *quantum) svid(t *testing.T, issuer *pki.Issuer, alg, path string) *spiffe.SVID {
+func (q *twoRoots) svid(t *testing.T, issuer *pki.Issuer, alg, path string) *spiffe.SVID {
 	key := must.Get(pki.NewKey(alg))(t)
 	leaf := must.Get(issuer.Issue(pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org" + path))},
 		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)}))(t)
@@ -50,6 +51,7 @@ func (q *quantum) svid(t *testing.T, issuer *pki.Issuer, alg, path string) *spif
 
 // TestQuantumAlternative: clients that say they can read it get the alternative, and the others what they always got.
 func TestQuantumAlternative(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	q := newQuantum(t)
 	first, other := q.svid(t, q.classical, "ecdsa-p256", "/web"), q.svid(t, q.mldsa, "ml-dsa-65", "/web")
@@ -103,6 +105,7 @@ func TestQuantumAlternative(t *testing.T) {
 
 // TestQuantumIdentities: an alternative belongs to the identity before it, if it has no hint of its own.
 func TestQuantumIdentities(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	q := newQuantum(t)
 	web, webQ := q.svid(t, q.classical, "ecdsa-p256", "/web"), q.svid(t, q.mldsa, "ml-dsa-65", "/web")

@@ -1,4 +1,4 @@
-// Package quantum has certificates of ML-DSA for tests, which need Go 1.27.
+// Package quantum is for tests of ML-DSA: its certificates, and whether there are any.
 package quantum
 
 import (
@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
@@ -21,6 +22,14 @@ const Algorithm = "ml-dsa-65"
 // TrustDomain is that of all certificates of this package.
 var TrustDomain = spiffe.MustParseTrustDomain("example.org")
 
+// Need skips a test in a program without ML-DSA: one built with Go 1.26, or in FIPS 140-3 mode with an older module.
+func Need(t testing.TB) {
+	t.Helper()
+	if !mldsa.Available() {
+		t.Skip(mldsa.ErrMissing)
+	}
+}
+
 // within returns o with the validity of issuer, or of an hour around now without one.
 func within(issuer *pki.Issuer, o pki.CertificateOptions) pki.CertificateOptions {
 	o.NotBefore, o.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
@@ -30,8 +39,9 @@ func within(issuer *pki.Issuer, o pki.CertificateOptions) pki.CertificateOptions
 	return o
 }
 
-// Root returns a root with a key of this algorithm.
+// Root returns a root with a key of this algorithm. It skips a test as [Need] does.
 func Root(t testing.TB, algorithm string) *pki.Issuer {
+	Need(t)
 	key := must.Get(pki.NewKey(algorithm))(t)
 	return must.Get(pki.NewRoot(key, within(nil, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(TrustDomain.ID())}})))(t)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/quantum"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/pki/caserver/istioca"
@@ -18,6 +19,7 @@ import (
 
 // TestQuantum: a CA that has both kinds of roots certifies a key of ML-DSA if it allows them. Others say why they do not.
 func TestQuantum(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	open := func(allowed spiffe.Algorithms) *server {
 		return serve(t, istioca.Options{Signer: must.Get(ca.New(ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"),
