@@ -3,15 +3,23 @@
 package ca_test
 
 import (
+	"bytes"
+	"context"
+	"crypto"
+	"errors"
+	"fmt"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/svidkit/svidkit/internal/test/custodian"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/quantum"
 	"github.com/svidkit/svidkit/pki"
@@ -71,4 +79,47 @@ func TestQuantumSign(t *testing.T) {
 			}
 		}
 	}
+}
+
+// noQuantum is a custodian that makes no keys of ML-DSA, as those for PKCS#11, TPMs and Vault.
+type noQuantum struct{ *custodian.Custodian }
+
+func (c noQuantum) NewKey(ctx context.Context, name, algorithm string) (crypto.Signer, error) {
+	if strings.HasPrefix(algorithm, "ml-dsa") {
+		return nil, fmt.Errorf("custodian: %w: the algorithm %q", errors.ErrUnsupported, algorithm)
+	}
+	return c.Custodian.NewKey(ctx, name, algorithm)
+}
+
+// TestQuantumCustodian: a custodian that has no ML-DSA makes no new CA of it. A CA that moves to both kinds keeps its
+// classical root, which signs, and says what is missing.
+func TestQuantumCustodian(t *testing.T) {
+	t.Parallel()
+	quantum.Need(t)
+	synctest.Test(t, func(t *testing.T) {
+		store, keys, log := ca.NewMemoryStore(), noQuantum{custodian.New()}, new(bytes.Buffer)
+		open := func(roots string) (*ca.Authority, error) {
+			return ca.Open(t.Context(), ca.Config{TrustDomain: quantum.TrustDomain, Create: true, DefaultTTL: time.Hour, MaxTTL: time.Hour,
+				Algorithms: spiffe.AnyAlgorithm(), Custody: ca.Custody{Keys: keys}, Logger: slog.New(slog.NewTextHandler(log, nil)),
+				Rotation: ca.Rotation{KeyAlgorithm: roots, RootTTL: 12 * time.Hour}}, store)
+		}
+		for _, roots := range []string{"ml-dsa-65", "ecdsa-p256,ml-dsa-44"} {
+			_, err := open(roots)
+			require.ErrorIs(t, err, errors.ErrUnsupported, roots)
+			require.ErrorContains(t, err, "ml-dsa")
+		}
+		first := must.Get(open("ecdsa-p256"))(t).Status().Roots[0].ID
+		a := must.Get(open("ecdsa-p256,ml-dsa-65"))(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
+		defer cancel()
+		require.NoError(t, a.Run(ctx))
+		assert.NotEqual(t, first, a.Status().Roots[0].ID, "the classical root was replaced")
+		for _, kind := range []string{"ecdsa-p256", "ml-dsa-65"} {
+			csr := must.Get(pki.NewCSR(must.Get(pki.NewKey(kind))(t), pki.CSROptions{}))(t)
+			chain := must.Get(a.Sign(t.Context(), ca.Request{CSR: csr, ID: must.Get(quantum.TrustDomain.WorkloadID("web"))(t)}))(t)
+			assert.Equal(t, "ECDSA-SHA256", chain[0].SignatureAlgorithm.String())
+		}
+		assert.NoError(t, a.Health().Signing)
+		assert.Contains(t, log.String(), "custodian: unsupported operation: the algorithm")
+	})
 }
