@@ -109,6 +109,31 @@ func TestQuantumPresents(t *testing.T) {
 	}
 }
 
+// TestQuantumHello: what a client offers decides, in TLS 1.3 alone.
+func TestQuantumHello(t *testing.T) {
+	t.Parallel()
+	classical, ml := quantum.Root(t, "ecdsa-p256"), quantum.Root(t, "ml-dsa-65")
+	both := must.Get(quantum.SVID(t, classical, "ecdsa-p256", "web").WithAlternative(quantum.SVID(t, ml, "ml-dsa-65", "web")))(t)
+	c := must.Get(serverConfig(spiffetls.Config{Self: both, Peers: quantum.Bundle(t, ml.Certificate()), Allow: spiffe.AllowAnyPeer(),
+		Algorithms: spiffe.AnyAlgorithm()}))(t)
+	const ml44, ml65 = tls.MLDSA44, tls.MLDSA65
+	for _, v := range []struct {
+		versions []uint16
+		schemes  []tls.SignatureScheme
+		want     x509.PublicKeyAlgorithm
+	}{
+		{[]uint16{tls.VersionTLS13}, []tls.SignatureScheme{tls.ECDSAWithP256AndSHA256, ml65}, x509.MLDSA},
+		{[]uint16{tls.VersionTLS12, tls.VersionTLS13}, []tls.SignatureScheme{ml44, ml65}, x509.MLDSA},
+		{[]uint16{tls.VersionTLS12}, []tls.SignatureScheme{tls.ECDSAWithP256AndSHA256, ml65}, x509.ECDSA},
+		{[]uint16{tls.VersionTLS13}, []tls.SignatureScheme{tls.ECDSAWithP256AndSHA256, ml44}, x509.ECDSA},
+		{[]uint16{tls.VersionTLS13}, []tls.SignatureScheme{tls.ECDSAWithP256AndSHA256, 0x0906}, x509.ECDSA},
+		{nil, nil, x509.ECDSA},
+	} {
+		cert := must.Get(c.GetCertificate(&tls.ClientHelloInfo{SupportedVersions: v.versions, SignatureSchemes: v.schemes}))(t)
+		assert.Equal(t, v.want, cert.Leaf.PublicKeyAlgorithm, "%v %v", v.versions, v.schemes)
+	}
+}
+
 // TestQuantumWeb: a client verifies a web server whose key is ML-DSA if it allows that.
 func TestQuantumWeb(t *testing.T) {
 	t.Parallel()
