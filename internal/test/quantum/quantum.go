@@ -1,4 +1,4 @@
-// Package quantum is for tests of ML-DSA: its certificates, and whether there are any.
+// Package quantum has certificates of ML-DSA for tests.
 package quantum
 
 import (
@@ -16,12 +16,6 @@ import (
 	"github.com/svidkit/svidkit/spiffe"
 )
 
-// Algorithm is the kind of the larger keys and signatures: what fits with it fits with ML-DSA-44 too.
-const Algorithm = "ml-dsa-65"
-
-// TrustDomain is that of all certificates of this package.
-var TrustDomain = spiffe.MustParseTrustDomain("example.org")
-
 // Need skips a test in a program without ML-DSA: one built with Go 1.26, or in FIPS 140-3 mode with an older module.
 func Need(t testing.TB) {
 	t.Helper()
@@ -29,6 +23,12 @@ func Need(t testing.TB) {
 		t.Skip(mldsa.ErrMissing)
 	}
 }
+
+// Algorithm is the kind of the larger keys and signatures: what fits with it fits with ML-DSA-44 too.
+const Algorithm = "ml-dsa-65"
+
+// TrustDomain is that of all certificates of this package.
+var TrustDomain = spiffe.MustParseTrustDomain("example.org")
 
 // within returns o with the validity of issuer, or of an hour around now without one.
 func within(issuer *pki.Issuer, o pki.CertificateOptions) pki.CertificateOptions {
