@@ -60,6 +60,9 @@ func TestQuantumPresents(t *testing.T) {
 	key := must.Get(pki.NewKey("ml-dsa-65"))(t)
 	old.PublicKey = key.Public()
 	expired := must.Get(spiffe.NewSVID([]*x509.Certificate{must.Get(ml.Issue(old))(t)}, key))(t)
+	early := old
+	early.NotBefore, early.NotAfter = time.Now().Add(time.Minute), ml.Certificate().NotAfter
+	tomorrow := must.Get(spiffe.NewSVID([]*x509.Certificate{must.Get(ml.Issue(early))(t)}, key))(t)
 	// An intermediate that has expired ends the alternative as well.
 	below := must.Get(pki.NewKey("ml-dsa-65"))(t)
 	old.PublicKey, old.CA, old.SANs = below.Public(), true, []pki.SAN{pki.IDSAN(quantum.TrustDomain.ID())}
@@ -83,6 +86,7 @@ func TestQuantumPresents(t *testing.T) {
 		"not allowed here":            {other65, "ecdsa", nil, false},
 		"only the other one allowed":  {other65, "ecdsa,ml-dsa-44", nil, false},
 		"expired":                     {expired, all, nil, false},
+		"not valid yet":               {tomorrow, all, nil, false},
 		"with an expired certificate": {withOld, all, nil, false},
 		"TLS 1.2":                     {other65, all, func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 }, false},
 	} {
