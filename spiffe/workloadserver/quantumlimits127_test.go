@@ -48,12 +48,17 @@ func TestQuantumLimits(t *testing.T) {
 			return slices.Clone(ids[:n]), nil
 		}})
 	}
-	s := source(t, workloadapi.Config{Client: inMemory(t, serve(256))})
-	require.NoError(t, s.Ready(t.Context()))
-	require.Len(t, s.SVIDs(), 256)
-	for i, svid := range s.SVIDs() {
-		require.NotNil(t, svid.Alternative(), i)
-		assert.Len(t, svid.Alternative().Chain(), 3)
+	first := func(n int) (u *workloadapi.Update, err error) {
+		for u, err = range inMemory(t, serve(n)).WatchX509SVIDs(t.Context()) {
+			break
+		}
+		return u, err
+	}
+	u := must.Get(first(256))(t)
+	require.Len(t, u.Identities, 256)
+	for i, id := range u.Identities {
+		require.NotNil(t, id.SVID.Alternative(), i)
+		assert.Len(t, id.SVID.Alternative().Chain(), 3)
 	}
 
 	r := post(t, http2(t, serve(256)), workloadtest.Service+"FetchX509SVID", frame(new(wire.X509SVIDRequest)),
@@ -65,10 +70,8 @@ func TestQuantumLimits(t *testing.T) {
 	t.Log(len(raw), "bytes")
 	assert.Less(t, len(raw), 64<<20)
 
-	for _, err := range must.Get(workloadapi.NewClient("", http2(t, serve(257))))(t).WatchX509SVIDs(t.Context()) {
-		assert.ErrorIs(t, err, spiffe.ErrTooLarge)
-		break
-	}
+	_, err := first(257)
+	assert.ErrorIs(t, err, spiffe.ErrTooLarge)
 }
 
 // TestQuantumTokens: a caller with 256 identities gets a token of ML-DSA-65 for each in one answer.
