@@ -150,7 +150,11 @@ func open(ctx context.Context, o options, log *slog.Logger) (source.Source, erro
 func run(ctx context.Context, o options, out io.Writer) error {
 	starting, stop := context.WithTimeout(ctx, o.wait)
 	defer stop()
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	level := slog.LevelWarn
+	if o.algorithms != (spiffe.Algorithms{}) {
+		level = slog.LevelInfo // it names the peers that are left without ML-DSA
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	src, err := open(starting, o, log)
 	if err != nil {
 		return err

@@ -55,7 +55,7 @@ func TestKeys(t *testing.T) {
 		if step.file == quantum {
 			token = "ML-DSA-65"
 		}
-		roots, ca := step.keys, filepath.Join(dir, "ca-"+step.keys) // new, as its second root signs after a day
+		roots, ca := step.keys, filepath.Join(dir, "ca-"+step.keys) // of its own, as a second root signs after 25 minutes
 		agent := programtest.Start(t, filepath.Join(programs, "workload-agent"), nil, nil, "-trust-domain", "example.org", "-ca", "dir:"+ca,
 			"-ca-option", "create=true", "-ca-option", "root-keys="+roots, "-ca-option", "algorithm="+token, "-keys", step.keys, "-file", config, "-socket", filepath.Join(dir, "agent.sock"),
 			"-admin", "127.0.0.1:0", "-algorithms", step.algorithms)
