@@ -93,6 +93,18 @@ func TestQuantumKeyVectors(t *testing.T) {
 		assert.Equal(t, good, err == nil, "certificate, %s: %v", name, err)
 	}
 
+	// crypto/x509 passes over what follows a key.
+	behind := quantum.Edit(t, csr.DER(), key, func(parts [][]byte) []byte {
+		info := parts[csrKey]
+		var outer asn1.RawValue
+		must.Get(asn1.Unmarshal(info, &outer))(t)
+		parts[csrKey] = quantum.Sequence(t, outer.Bytes, null)
+		return nil
+	})
+	must.Get(x509.ParseCertificateRequest(behind))(t)
+	_, err := pki.ParseCSR(behind)
+	assert.ErrorContains(t, err, "not in its one DER form")
+
 	// The signature is over the very bytes.
 	for name, change := range map[string]func(der []byte) []byte{
 		"a bit of the signature": func(der []byte) []byte { der[len(der)-1] ^= 1; return der },
@@ -104,7 +116,7 @@ func TestQuantumKeyVectors(t *testing.T) {
 		assert.Error(t, err, name)
 	}
 	other := must.Get(pki.NewKey("ml-dsa-65"))(t)
-	_, err := pki.ParseCSR(quantum.Edit(t, csr.DER(), other, func([][]byte) []byte { return nil }))
+	_, err = pki.ParseCSR(quantum.Edit(t, csr.DER(), other, func([][]byte) []byte { return nil }))
 	assert.ErrorContains(t, err, "not by the key in the request")
 }
 
