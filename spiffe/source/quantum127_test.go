@@ -4,6 +4,7 @@ package source_test
 
 import (
 	"context"
+	"crypto/x509"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -75,5 +76,42 @@ func TestQuantumStored(t *testing.T) {
 			assert.True(t, got.Leaf().Equal(svid.Leaf()))
 			assert.Len(t, slices.Collect(must.Get(restarted.Bundle(quantum.TrustDomain))(t).X509Authorities()), 2)
 		})
+	})
+}
+
+// TestQuantumAlternativeStored: peers that accept nothing but ML-DSA accept a program that starts in an outage.
+func TestQuantumAlternativeStored(t *testing.T) {
+	t.Parallel()
+	quantum.Need(t)
+	synctest.Test(t, func(t *testing.T) {
+		classical, mldsa := quantum.Root(t, "ecdsa-p256"), quantum.Root(t, quantum.Algorithm)
+		first := quantum.SVID(t, classical, "ecdsa-p256", "web")
+		other := quantum.SVID(t, mldsa, quantum.Algorithm, "web")
+		both := must.Get(first.WithAlternative(other))(t)
+		bundles := func(roots ...*x509.Certificate) *spiffe.BundleSet {
+			return must.Get(spiffe.NewBundleSet(quantum.Bundle(t, roots...)))(t)
+		}
+		dir := filepath.Join(t.TempDir(), "store")
+		for i, c := range []struct {
+			live, restarted *spiffe.SVID
+			bundles         *spiffe.BundleSet
+		}{
+			{both, both, bundles(classical.Certificate(), mldsa.Certificate())},
+			{first, first, bundles(classical.Certificate(), mldsa.Certificate())},
+			{both, first, bundles(classical.Certificate())}, // peers refuse the alternative
+			{other, other, bundles(classical.Certificate(), mldsa.Certificate())},
+		} {
+			live := lastGood(t, dir, standing{spiffe.NewSnapshot(c.live, c.bundles)})
+			during(t, live, func() { assert.False(t, statusOf(live).Saved.IsZero()) })
+			restarted := lastGood(t, dir, standing{})
+			during(t, restarted, func() {
+				got := must.Get(restarted.SVID())(t)
+				assert.True(t, got.Leaf().Equal(c.restarted.Leaf()), i)
+				require.Equal(t, c.restarted.Alternative() != nil, got.Alternative() != nil, i)
+				if want := c.restarted.Alternative(); want != nil {
+					assert.True(t, got.Alternative().Leaf().Equal(want.Leaf()), i)
+				}
+			})
+		}
 	})
 }
