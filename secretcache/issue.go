@@ -48,18 +48,16 @@ func (m *Manager) issue(ctx context.Context, e *entry) error {
 }
 
 // alternative is certify for the alternative, if there is to be one, in half of the time that is left.
-func (m *Manager) alternative(ctx context.Context, e *entry) (material, error) {
-	if m.cfg.NewAlternative == nil {
-		return nil, nil
+func (m *Manager) alternative(ctx context.Context, e *entry) (got material, err error) {
+	if m.cfg.NewAlternative != nil {
+		end, _ := ctx.Deadline()
+		half, cancel := context.WithTimeout(ctx, time.Until(end)/2)
+		defer cancel()
+		if got, err = m.certify(half, e, m.cfg.NewAlternative); err != nil {
+			err = fmt.Errorf("the alternative: %w", err)
+		}
 	}
-	end, _ := ctx.Deadline()
-	ctx, cancel := context.WithTimeout(ctx, time.Until(end)/2)
-	defer cancel()
-	got, err := m.certify(ctx, e, m.cfg.NewAlternative)
-	if err != nil {
-		return nil, fmt.Errorf("the alternative: %w", err)
-	}
-	return got, nil
+	return got, err
 }
 
 // certify obtains a certificate for a new key, and verifies it with the newest bundles.
