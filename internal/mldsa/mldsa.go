@@ -4,7 +4,6 @@ package mldsa
 
 import (
 	"crypto"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/asn1"
 	"errors"
@@ -26,14 +25,13 @@ var Available = sync.OnceValue(func() bool {
 type algorithm struct {
 	name string // as in [pki.NewKey]
 	jose string // the value of "alg", RFC 9964
-	tls  tls.SignatureScheme
 	oid  asn1.ObjectIdentifier
 	size int // of a public key in bytes
 }
 
 var algorithms = []algorithm{
-	{"ml-dsa-44", "ML-DSA-44", 0x0904, asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 17}, 1312},
-	{"ml-dsa-65", "ML-DSA-65", 0x0905, asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 18}, 1952},
+	{"ml-dsa-44", "ML-DSA-44", asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 17}, 1312},
+	{"ml-dsa-65", "ML-DSA-65", asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 18}, 1952},
 }
 
 // InCertificate returns the "alg" and the encoding (FIPS 204) of the public key of c, or "" if it is of another kind. It
@@ -68,14 +66,6 @@ func JOSE(key crypto.PublicKey) string {
 		return a.jose
 	}
 	return ""
-}
-
-// Scheme returns the signature scheme of a public key in TLS 1.3, or 0 if the key is of another kind.
-func Scheme(key crypto.PublicKey) tls.SignatureScheme {
-	if a := of(key); a != nil {
-		return a.tls
-	}
-	return 0
 }
 
 // Signs reports whether a is ML-DSA-44 or ML-DSA-65, without crypto/x509's constants, which only Go 1.27 has.

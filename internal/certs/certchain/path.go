@@ -42,7 +42,7 @@ func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyU
 		return nil, err
 	}
 	var longest []*x509.Certificate
-	var refused error
+	var refused error = x509.CertificateInvalidError{Cert: chain[0], Reason: x509.IncompatibleUsage}
 	for _, p := range paths {
 		// crypto/x509 accepts one of several usages
 		if !permits(p, usages[1:]) || longest != nil && !End(p).After(End(longest)) {
@@ -54,11 +54,8 @@ func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyU
 		}
 		longest = p
 	}
-	if longest == nil && refused != nil {
-		return nil, refused
-	}
 	if longest == nil {
-		return nil, x509.CertificateInvalidError{Cert: chain[0], Reason: x509.IncompatibleUsage}
+		return nil, refused
 	}
 	return longest, nil
 }
