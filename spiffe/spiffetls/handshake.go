@@ -198,7 +198,7 @@ func (e *Endpoint) chainExpired(svid *spiffe.SVID) error {
 	if err != nil || b == nil {
 		return nil // the peer decides
 	}
-	_, err = certchain.Path(chain, b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), e.now(), nil)
+	_, err = certchain.Path(chain, b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), e.now(), spiffe.AnyAlgorithm().Check)
 	if err != nil {
 		err = fmt.Errorf("a certificate in the chain of the SVID of %q has expired and was not renewed: %w",
 			svid.ID(), err)
