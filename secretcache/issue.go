@@ -24,7 +24,8 @@ func (m *Manager) issue(ctx context.Context, e *entry) error {
 	ctx, cancel := context.WithTimeout(ctx, renew.AttemptTime(m.cfg.Timeout, h.left()))
 	defer cancel()
 	// The alternative comes first, as its failure then costs the CA no other signature, until the rest is urgent.
-	urgent := !h.good() || h.left() <= h.notAfter.Sub(h.received)/4 || !m.trust.Load().anchors(h.roots)
+	urgent := !h.good() || h.left() <= h.notAfter.Sub(h.received)/4 || !m.trust.Load().anchors(h.roots) ||
+		m.cfg.RenewIn != nil && m.cfg.RenewIn(h.left(), 1) >= h.left() // this attempt is the last one
 	var other material
 	var failed error
 	if !urgent {

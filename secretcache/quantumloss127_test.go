@@ -114,3 +114,21 @@ func (s *silent) Sign(ctx context.Context, csr *pki.CSR, lifetime time.Duration)
 	}
 	return s.pair.Sign(ctx, csr, lifetime)
 }
+
+// TestQuantumAlternativeRenewIn: an identity that is renewed by rules of its own does not expire because the CA refuses
+// the alternative.
+func TestQuantumAlternativeRenewIn(t *testing.T) {
+	quantum.Need(t)
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newPair(t)
+		m := must.Get(secretcache.Start(t.Context(), secretcache.Config{ID: web, CA: p, NewAlternative: mldsaKey,
+			RenewIn: func(time.Duration, int) time.Duration { return 40 * time.Minute }}))(t)
+		defer func() { _ = m.Close() }()
+		p.refuse.Store(true)
+		for range 24 * 60 {
+			time.Sleep(time.Minute)
+			assert.True(t, time.Now().Before(must.Get(m.SVID())(t).NotAfter()), "no gap")
+		}
+	})
+}

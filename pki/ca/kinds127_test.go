@@ -82,12 +82,14 @@ func TestKindsOfCommands(t *testing.T) {
 		run(server, 5*time.Hour)
 		require.Equal(t, []string{classical}, roots(server))
 
-		// A kind that is no longer wanted before it signs leaves.
+		// A kind that is no longer wanted before it signs is ended like one that does.
 		server = open("ecdsa-p256,ml-dsa-44")
 		run(server, time.Minute)
 		require.Equal(t, []string{classical, "distributing ML-DSA-44"}, roots(server))
 		server = open("ecdsa-p256")
 		run(server, time.Minute)
+		require.Equal(t, []string{classical, "retiring ML-DSA-44"}, roots(server))
+		run(server, 5*time.Hour)
 		require.Equal(t, []string{classical}, roots(server))
 	})
 }

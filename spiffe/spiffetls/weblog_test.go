@@ -26,7 +26,8 @@ func TestWebServerWithoutMLDSA(t *testing.T) {
 		NotBefore: root.Certificate().NotBefore, NotAfter: root.Certificate().NotAfter}))(t)
 	out, pool := new(journal), x509.NewCertPool()
 	pool.AddCert(root.Certificate())
-	e := must.Get(spiffetls.New(spiffetls.Config{Self: quantum.SVID(t, root, "ecdsa-p256", "x"), Algorithms: spiffe.AnyAlgorithm(), Logger: out.logger(),
+	e := must.Get(spiffetls.New(spiffetls.Config{Self: quantum.SVID(t, root, "ecdsa-p256", "x"),
+		Algorithms: spiffe.AnyAlgorithm(), Logger: out.logger(),
 		WebRoots: func() (*x509.CertPool, error) { return pool, nil }}))(t)
 	l := must.Get(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
 		Certificates: []tls.Certificate{{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}}}))(t)

@@ -87,13 +87,13 @@ func (c *Client) CloseIdleConnections() { c.http.CloseIdleConnections() }
 func (c *Client) open(ctx context.Context, name string, limit int, request []byte) (_ *grpchttp.Stream, err error) {
 	url, metadata := "http://localhost"+workloadwire.Service+name, make(http.Header)
 	metadata.Set(workloadwire.Header, "true")
-	if mldsa.Available() {
-		metadata.Set(workloadwire.Alternatives, "true")
-	}
 	if c.api != nil {
 		if url, metadata, request, err = c.api.Request(name, request); err != nil {
 			return nil, err
 		}
+	}
+	if mldsa.Available() {
+		metadata.Set(workloadwire.Alternatives, "true")
 	}
 	return grpchttp.NewClient(c.http, "", limit).Stream(ctx, url, metadata, request)
 }

@@ -134,16 +134,17 @@ func (d *Document) Roots() []Key { return slices.Concat(d.Keys[Root], d.Keys[Qua
 func (d *Document) Primary() *Key { return cmp.Or(d.In(Root, Active), d.In(Quantum, Active)) }
 
 // End ends a kind of root, which is no longer wanted, if one of the other kind signs: the active one retires, and a
-// distributing one leaves. It reports whether there was any.
+// distributing one, too, as a replica that does not know yet may sign with either. It reports whether there was any.
 func (d *Document) End(kind Kind, now time.Time) bool {
 	active, distributing := d.In(kind, Active), d.In(kind, Distributing)
 	if d.In(Root+Quantum-kind, Active) == nil || active == nil && distributing == nil {
 		return false
 	}
-	if active != nil {
-		*active = active.retired(now.Add(active.Propagation)) // another replica may not know yet
+	for _, k := range []*Key{active, distributing} {
+		if k != nil {
+			*k = k.retired(now.Add(k.Propagation))
+		}
 	}
-	d.Keys[kind] = slices.DeleteFunc(d.Keys[kind], func(k Key) bool { return k.Phase == Distributing })
 	return true
 }
 
