@@ -85,7 +85,7 @@ func callWithPySpiffe(t *testing.T, machine bool) {
 	}
 	serveAPI(t, socket, h, authority.Run, m.Run)
 
-	cmd := peers.Python(t, "testdata/workload.py", socket, foreign, strconv.Itoa(svids))
+	cmd := peers.Python(t, "py-spiffe", "testdata/workload.py", socket, foreign, strconv.Itoa(svids))
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out := must.Get(cmd.StdoutPipe())(t)
