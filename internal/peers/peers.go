@@ -39,6 +39,10 @@ const (
 	cacheEnv = "SVIDKIT_PEERS_CACHE" // a directory
 )
 
+// Toolchain is the release of Go that builds the programs, whichever runs the tests, so that each is built once. Releases
+// of these programs are not built with a newer one.
+const Toolchain = "go1.26.8"
+
 // A program is a package of a module below the directory programs.
 type program struct{ module, pkg string }
 
@@ -82,7 +86,7 @@ func peerOf(name string) (*peer, error) {
 		return nil, errors.New("there is no such peer")
 	}
 	module := filepath.Join("programs", p.module)
-	sum, err := hashOf(module, runtime.Version())
+	sum, err := hashOf(module, Toolchain)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +99,7 @@ func peerOf(name string) (*peer, error) {
 		cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-tags=netgo,osusergo", "-o", path,
 			p.pkg)
 		cmd.Dir = module
-		cmd.Env = append(os.Environ(), cgo, "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=")
+		cmd.Env = append(os.Environ(), cgo, "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=", "GOTOOLCHAIN="+Toolchain)
 		return run(cmd)
 	}}, nil
 }

@@ -210,4 +210,5 @@ func TestReadme(t *testing.T) {
 	assert.Equal(t, peers.OpenBaoVersion, row("OpenBao"))
 	assert.Equal(t, peers.KeycloakVersion, row("Keycloak"))
 	assert.Contains(t, read("../../.ci/run"), "\nenvoy_version="+row("Envoy")+"\n")
+	assert.Contains(t, read("../../.ci/run"), "\nolder="+peers.Toolchain+" ")
 }
