@@ -51,7 +51,7 @@ type Validator struct {
 // the trust domain that the token's own ID names. It accepts the holders that the policy allows at that moment. A
 // policy that can allow no peer is an error; see [spiffe.CheckPolicySource]. The options may be nil.
 //
-// The Validator remembers up to 1,000 verified tokens of at most 4 KiB, so that their signature is not checked
+// The Validator remembers up to 1,000 verified tokens of at most 8 KiB, so that their signature is not checked
 // again; the signature of each proof is. It asks the source for each token, remembered or not, so that a removed
 // key is distrusted at once. A remembered token counts only while the source returns the same *spiffe.Bundle, so a
 // source should not make a new one for each call. Bundles have WIT keys only if [spiffe.ParseBundleWIT] or
@@ -97,7 +97,7 @@ func (p *Proof) NotAfter() time.Time { return p.notAfter }
 // accept a token alone. The call has the tokens that were received; its Target is from the configuration of the
 // receiver. For HTTP see [Middleware]. The checks come in this order, and the error is the first failure:
 //
-//  1. The form of the token: three parts of canonical base64url, at most 16 KiB; one of the nine algorithms, "typ",
+//  1. The form of the token: three parts of canonical base64url, at most 16 KiB; a known algorithm, "typ",
 //     "kid" and no "crit" in the header; "sub", "exp" and the public key in "cnf", and no "aud".
 //  2. The bundle of that ID's trust domain, the WIT key in it that "kid" names, the signature.
 //  3. "exp" and "nbf" of the token. All other claims, "iat" and "iss" included, are ignored, and a token may come

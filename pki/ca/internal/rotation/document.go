@@ -127,18 +127,24 @@ func (d *Document) In(kind Kind, p Phase) *Key {
 	return nil
 }
 
+// Roots returns both kinds of roots, the classical ones first.
+func (d *Document) Roots() []Key { return slices.Concat(d.Keys[Root], d.Keys[Quantum]) }
+
 // Primary returns the root that signs what either could: the classical one, if there is one. It is nil without roots.
 func (d *Document) Primary() *Key { return cmp.Or(d.In(Root, Active), d.In(Quantum, Active)) }
 
 // End ends a kind of root, which is no longer wanted, if one of the other kind signs: the active one retires, and a
 // distributing one leaves. It reports whether there was any.
 func (d *Document) End(kind Kind, now time.Time) bool {
-	if active := d.In(kind, Active); active != nil && d.In(Root+Quantum-kind, Active) != nil {
-		*active = active.retired(now.Add(active.Propagation)) // another replica may not know yet
-		d.Keys[kind] = slices.DeleteFunc(d.Keys[kind], func(k Key) bool { return k.Phase == Distributing })
-		return true
+	active, distributing := d.In(kind, Active), d.In(kind, Distributing)
+	if d.In(Root+Quantum-kind, Active) == nil || active == nil && distributing == nil {
+		return false
 	}
-	return false
+	if active != nil {
+		*active = active.retired(now.Add(active.Propagation)) // another replica may not know yet
+	}
+	d.Keys[kind] = slices.DeleteFunc(d.Keys[kind], func(k Key) bool { return k.Phase == Distributing })
+	return true
 }
 
 // Find returns the key with this ID, or nil. The key belongs to d.
@@ -243,7 +249,7 @@ func (d *Document) NumberOfNext() uint64 {
 // Contents returns the bundle's contents, without the sequence number and the hint.
 func (d *Document) Contents() spiffe.BundleContents {
 	var c spiffe.BundleContents
-	for _, k := range slices.Concat(d.Keys[Root], d.Keys[Quantum]) {
+	for _, k := range d.Roots() {
 		c.X509Authorities = append(c.X509Authorities, k.Cert)
 	}
 	if len(d.Keys[Token]) > 0 {
@@ -456,7 +462,7 @@ func (d *Document) AddTrusted(td spiffe.TrustDomain, certs []*x509.Certificate, 
 	var more []Key
 	for _, c := range certs {
 		known := func(k Key) bool { return k.Cert.Equal(c) }
-		if slices.ContainsFunc(slices.Concat(d.Keys[Root], d.Keys[Quantum]), known) || slices.ContainsFunc(more, known) || c.NotAfter.Before(now) {
+		if slices.ContainsFunc(d.Roots(), known) || slices.ContainsFunc(more, known) || c.NotAfter.Before(now) {
 			continue
 		}
 		k := Key{ID: Serial(c), Cert: c, Phase: Trusted, Prepared: now, Activates: now, Retires: c.NotAfter}
