@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -95,34 +94,6 @@ static_resources:
           cluster: backend
 admin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}
 `
-
-// settable is a source of an identity that a test replaces.
-type settable struct {
-	mu      sync.Mutex
-	now     *spiffe.Snapshot
-	changed chan struct{}
-}
-
-func (s *settable) set(svid *spiffe.SVID, set *spiffe.BundleSet) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.changed != nil {
-		close(s.changed)
-	}
-	s.now, s.changed = spiffe.NewSnapshot(svid, set), make(chan struct{})
-}
-
-func (s *settable) Snapshot() (*spiffe.Snapshot, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.now, nil
-}
-
-func (s *settable) Changed() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.changed
-}
 
 // offersMLDSA is for tls_params of Envoy: the usual signature algorithms, and those of ML-DSA, which it does not offer by
 // itself.
