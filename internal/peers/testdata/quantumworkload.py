@@ -17,7 +17,7 @@ def show(call, ask):
 
 
 def x509(bundles):
-    return {b.trust_domain.name: [type(c.public_key()).__name__ for c in b.x509_authorities] for b in bundles}
+    return {b.trust_domain.name: sorted(type(c.public_key()).__name__ for c in b.x509_authorities) for b in bundles}
 
 
 def jwt(bundles):
