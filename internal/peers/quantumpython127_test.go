@@ -10,6 +10,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"io"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
@@ -65,9 +66,7 @@ func (p *pyCrypto) do(t *testing.T, name string, args map[string]any) (a pyAnswe
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	request := map[string]any{"do": name}
-	for k, v := range args {
-		request[k] = v
-	}
+	maps.Copy(request, args)
 	must.Get(p.in.Write(append(must.Get(json.Marshal(request))(t), '\n')))(t)
 	require.True(t, p.out.Scan(), "%v: %s", p.out.Err(), p.log)
 	require.NoError(t, json.Unmarshal(p.out.Bytes(), &a), "%s", p.out.Bytes())
