@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -148,6 +149,7 @@ func (e *quantumEnvoy) call(self *spiffe.SVID) (asServer, asClient string, serve
 		_ = resp.Body.Close() // all of it is read
 	}
 	done := make(chan outcomeTLS, 1)
+	require.NoError(e.t, e.backend.(*net.TCPListener).SetDeadline(time.Now().Add(passing)))
 	go func() { done <- greet(e.t.Context(), endpoint, e.backend) }()
 	conn := must.Get(net.Dial("tcp", e.out))(e.t)
 	defer conn.Close()
@@ -210,7 +212,7 @@ func TestQuantumEnvoy(t *testing.T) {
 				all("ECDSA")
 				for i, kind := range []string{ml, classical} {
 					e.set(d.svid(t, kind, kind, theirID))
-					require.Eventually(t, func() bool { return e.Stat("sds.default.update_success") == int64(i+2) }, passing, often)
+					require.Eventually(t, func() bool { return e.Stat("sds.default.update_success") >= int64(i+2) }, passing, often)
 					require.Eventually(t, func() bool {
 						asServer, asClient, _, _ := e.call(ours)
 						return asServer == asClient && (asServer == "ECDSA") == (kind == classical)
@@ -253,7 +255,7 @@ func TestQuantumOldEnvoy(t *testing.T) {
 				assert.Regexp(t, `level=WARN msg="sds: client rejected a response" .* node=quantum names=\[default\] .*message="Failed to load certificate chain from <inline>"`, e.log.String())
 				e.takes("classical, after a key of ML-DSA", "ECDSA", ours)
 				e.set(d.svid(t, classical, classical, theirID))
-				require.Eventually(t, func() bool { return e.Stat("sds.default.update_success") == 2 }, passing, often)
+				require.Eventually(t, func() bool { return e.Stat("sds.default.update_success") >= 2 }, passing, often)
 				e.takes("classical, and its own is renewed", "ECDSA", both)
 			})
 		}

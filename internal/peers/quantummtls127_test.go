@@ -307,6 +307,7 @@ func testJudge(t *testing.T, j judge, presents bool) {
 			done := make(chan outcomeTLS, 1)
 			go func() { done <- greet(t.Context(), endpoint, l) }()
 			seen, theirErr := j.dial(t, l.Addr().String(), c.theirs, c.theirRoots)
+			_ = l.Close() // if they have not called
 			ends := c.ends
 			if ends == dialling {
 				ends = they

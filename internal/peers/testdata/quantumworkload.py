@@ -2,11 +2,13 @@
 error."""
 
 import json
+import signal
 import sys
 
 from spiffe import JwtSource, WorkloadApiClient, X509Source
 
 socket = "unix://" + sys.argv[1]
+signal.alarm(60)  # which ends this program, as some calls repeat what fails
 
 
 def show(call, ask):
