@@ -252,7 +252,8 @@ func TestQuantumOldEnvoy(t *testing.T) {
 				e.set(d.svid(t, ml, ml, theirID))
 				require.Eventually(t, func() bool { return strings.Contains(e.log.String(), "level=WARN") }, passing, often)
 				t.Log(e.log.String())
-				assert.Regexp(t, `level=WARN msg="sds: client rejected a response" .* node=quantum names=\[default\] .*message="Failed to load certificate chain from <inline>"`, e.log.String())
+				assert.Regexp(t, `level=WARN msg="sds: client rejected a response" .* node=quantum names=\[default\] .*`+
+					`message="Failed to load certificate chain from <inline>"`, e.log.String())
 				e.takes("classical, after a key of ML-DSA", "ECDSA", ours)
 				e.set(d.svid(t, classical, classical, theirID))
 				require.Eventually(t, func() bool { return e.Stat("sds.default.update_success") >= 2 }, passing, often)

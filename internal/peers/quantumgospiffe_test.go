@@ -57,17 +57,17 @@ func TestQuantumGoSpiffe(t *testing.T) {
 	_, err := pki.NewKey("ml-dsa-65")
 	knows := err == nil // built with Go 1.27
 	partner := spiffeid.RequireTrustDomainFromString(quantumPartner.String())
-	document := quantumDocument(t)
+	document, both := quantumDocument(t), []string{"ecdsa-p256", "ml-dsa-65"}
 	for name, c := range map[string]struct {
 		drop   func(use, kty string) bool
 		old    bool // Go 1.26 takes it
 		roots  int
 		tokens []string
 	}{
-		"whole":            {func(string, string) bool { return false }, false, 2, []string{"ecdsa-p256", "ml-dsa-65"}},
-		"root of ML-DSA":   {func(use, kty string) bool { return isAKP(use, kty) && use == "jwt-svid" }, false, 2, []string{"ecdsa-p256"}},
-		"tokens of ML-DSA": {func(use, kty string) bool { return isAKP(use, kty) && use == "x509-svid" }, false, 1, []string{"ecdsa-p256", "ml-dsa-65"}},
-		"without ML-DSA":   {isAKP, true, 1, []string{"ecdsa-p256"}},
+		"whole":            {func(string, string) bool { return false }, false, 2, both},
+		"root of ML-DSA":   {func(use, kty string) bool { return isAKP(use, kty) && use == "jwt-svid" }, false, 2, both[:1]},
+		"tokens of ML-DSA": {func(use, kty string) bool { return isAKP(use, kty) && use == "x509-svid" }, false, 1, both},
+		"without ML-DSA":   {isAKP, true, 1, both[:1]},
 	} {
 		doc := withoutKeys(t, document, 1, c.drop)
 		got, err := spiffebundle.Parse(partner, doc)

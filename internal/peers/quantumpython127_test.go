@@ -131,7 +131,8 @@ func TestQuantumPython(t *testing.T) {
 		})
 		t.Run(alg+"/their chain", func(t *testing.T) {
 			t.Parallel()
-			made := must.Get(p.do(t, "make_chain", map[string]any{"alg": alg, "domain": webID.TrustDomain().ID().String(), "uri": webID.String()}))(t, "%s", p.log)
+			made := must.Get(p.do(t, "make_chain", map[string]any{"alg": alg, "domain": webID.TrustDomain().ID().String(),
+				"uri": webID.String()}))(t, "%s", p.log)
 			b := must.Get(spiffe.ParseBundlePEM(webID.TrustDomain(), []byte(made.Root)))(t)
 			chain := must.Get(pki.ParseCertificatesPEM([]byte(made.Chain)))(t)
 			assert.Equal(t, webID, must.Get(verifier(b).VerifyChain(chain, spiffe.AnyRole))(t).ID())

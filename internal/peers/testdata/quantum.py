@@ -85,7 +85,8 @@ def make_chain(alg, domain, uri):
         b = b.add_extension(x509.KeyUsage(not is_ca, False, False, False, False, is_ca, is_ca, False, False), critical=True)
         b = b.add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(domain if is_ca else uri)]), critical=False)
         if not is_ca:
-            b = b.add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+            usages = [x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH]
+            b = b.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         return b.sign(ca_key, None)
 
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "root")])
