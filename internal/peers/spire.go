@@ -214,6 +214,11 @@ func (s *SPIRE) ServerCLI(t testing.TB, args ...string) string {
 	return out
 }
 
+// TryServerCLI is ServerCLI for a command that may fail.
+func (s *SPIRE) TryServerCLI(args ...string) (string, error) {
+	return cli(s.serverProgram, s.ServerSocket, args)
+}
+
 // AgentCLI runs a command of the agent's program, such as "api", "fetch", "x509", with the address of the Workload
 // API.
 func (s *SPIRE) AgentCLI(args ...string) (string, error) {
