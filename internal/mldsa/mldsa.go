@@ -22,6 +22,10 @@ var Available = sync.OnceValue(func() bool {
 	return err == nil
 })
 
+// Header is the HTTP header, or metadata of gRPC, with the value "true", of clients that read keys of ML-DSA: others
+// refuse a whole answer if they cannot read one of its keys.
+const Header = "Svidkit-Ml-Dsa"
+
 // algorithm is a parameter set.
 type algorithm struct {
 	name string // as in [pki.NewKey], and the value of "alg" (RFC 9964) in lower case

@@ -15,6 +15,7 @@ import (
 	"net/url"
 
 	"github.com/svidkit/svidkit/internal/jsonapi"
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
@@ -144,6 +145,7 @@ func (e *endpoint) ask(
 	}
 	request := &http.Request{Method: http.MethodGet, URL: u, Close: true, Header: http.Header{
 		"Accept": {"application/json"}, "Accept-Encoding": jsonapi.Plain, "User-Agent": {"svidkit"},
+		mldsa.Header: {"true"},
 	}}
 	conditional := etag.value != "" && etag.url == u.String()
 	if conditional {

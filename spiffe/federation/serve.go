@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/internal/documents"
@@ -19,13 +20,29 @@ import (
 //
 // It answers GET and HEAD, does not authenticate clients, supports conditional requests by a
 // strong entity tag, and lets caches keep an answer for the refresh hint, or five minutes without one.
+//
+// Most consumers refuse a whole document if they cannot read one of its keys. So the entries with keys of ML-DSA are
+// left out, unless the request has the header "Svidkit-Ml-Dsa: true", as those of this package do, or the bundle has
+// no other X.509 authority.
+//
 // While the source has no bundle, or one that cannot be encoded, the status is 503.
 func NewHandler(source spiffe.BundleSource, td spiffe.TrustDomain) (http.Handler, error) {
 	current, err := documents.Bundle(source, td)
 	if err != nil {
 		return nil, fmt.Errorf("federation: handler: %w", err)
 	}
-	return documents.Handler(current, (*spiffe.Bundle).Marshal), nil
+	all := documents.Handler(current, (*spiffe.Bundle).Marshal)
+	classical := documents.Handler(current, func(b *spiffe.Bundle) ([]byte, error) {
+		return documents.Classical(b).Marshal()
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Add("Vary", mldsa.Header)
+		if r.Header.Get(mldsa.Header) == "true" {
+			all.ServeHTTP(w, r)
+			return
+		}
+		classical.ServeHTTP(w, r)
+	}), nil
 }
 
 // ServerConfig returns a new TLS configuration for a bundle endpoint with the profile https_spiffe. It presents the

@@ -93,7 +93,7 @@ func (c *Client) open(ctx context.Context, name string, limit int, request []byt
 		}
 	}
 	if mldsa.Available() {
-		metadata.Set(workloadwire.Alternatives, "true")
+		metadata.Set(mldsa.Header, "true")
 	}
 	return grpchttp.NewClient(c.http, "", limit).Stream(ctx, url, metadata, request)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/tokens/jws"
 	"github.com/svidkit/svidkit/spiffe"
+	"github.com/svidkit/svidkit/spiffe/internal/documents"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
 
@@ -57,10 +58,10 @@ func (h *Handler) svids(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
 	return h.enc.get(snap, crls, key.String(), ids, func() ([]byte, error) { return encodeSVIDs(snap, crls, ids) })
 }
 
-// bundles returns the response with the bundles of a profile.
-func (h *Handler) bundles(snap *spiffe.Snapshot, p *workloadwire.Profile) ([]byte, error) {
-	crls, key := h.crls(), fmt.Sprintf("%p", p)
-	return h.enc.get(snap, crls, key, nil, func() ([]byte, error) { return encodeBundles(p, snap, crls) })
+// bundles returns the response with the bundles of a profile, for a client that may read ML-DSA.
+func (h *Handler) bundles(snap *spiffe.Snapshot, p *workloadwire.Profile, reads bool) ([]byte, error) {
+	crls, key := h.crls(), fmt.Sprintf("%p %t", p, reads)
+	return h.enc.get(snap, crls, key, nil, func() ([]byte, error) { return encodeBundles(p, snap, crls, reads) })
 }
 
 // withAlternatives returns ids, each followed by its alternative.
@@ -116,7 +117,7 @@ func authorities(b *spiffe.Bundle) []byte {
 
 // encodeBundles encodes all bundles that have authorities of the profile, and always the bundle of the server's own
 // trust domain.
-func encodeBundles(p *workloadwire.Profile, snap *spiffe.Snapshot, crls [][]byte) ([]byte, error) {
+func encodeBundles(p *workloadwire.Profile, snap *spiffe.Snapshot, crls [][]byte, reads bool) ([]byte, error) {
 	m := &workloadwire.Bundles{Bundles: make(map[string][]byte)}
 	if p == workloadwire.X509 {
 		m.CRLs = crls
@@ -124,6 +125,9 @@ func encodeBundles(p *workloadwire.Profile, snap *spiffe.Snapshot, crls [][]byte
 	svid, _ := snap.SVID() // of a snapshot: never an error
 	own, found := svid.ID().TrustDomain(), false
 	for b := range snap.Bundles().All() {
+		if p == workloadwire.JWT && !reads {
+			b = documents.Classical(b)
+		}
 		v, some, err := encodeBundle(p, b)
 		if err != nil {
 			return nil, err

@@ -19,6 +19,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/grpchttp"
 	"github.com/svidkit/svidkit/internal/limit"
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/internal/peerkey"
 	"github.com/svidkit/svidkit/internal/ratelog"
 	"github.com/svidkit/svidkit/internal/renew"
@@ -89,7 +90,7 @@ func (h *Handler) methods() map[string]grpchttp.Method {
 		}
 	}
 	stream(workloadwire.FetchX509SVID, func(r *http.Request, request []byte) (answer, error) {
-		reads := r.Header.Get(workloadwire.Alternatives) == "true"
+		reads := readsMLDSA(r)
 		return always(func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
 			if reads {
 				ids = withAlternatives(ids)
@@ -98,9 +99,11 @@ func (h *Handler) methods() map[string]grpchttp.Method {
 		})(r, request)
 	})
 	bundles := func(name string, p *workloadwire.Profile) {
-		stream(name, always(func(snap *spiffe.Snapshot, _ []Identity) ([]byte, error) {
-			return h.bundles(snap, p)
-		}))
+		stream(name, func(r *http.Request, request []byte) (answer, error) {
+			return always(func(snap *spiffe.Snapshot, _ []Identity) ([]byte, error) {
+				return h.bundles(snap, p, readsMLDSA(r))
+			})(r, request)
+		})
 	}
 	bundles(workloadwire.FetchX509Bundles, workloadwire.X509)
 	bundles(workloadwire.FetchJWTBundles, workloadwire.JWT)
@@ -119,6 +122,8 @@ func (h *Handler) methods() map[string]grpchttp.Method {
 	}
 	return methods
 }
+
+func readsMLDSA(r *http.Request) bool { return r.Header.Get(mldsa.Header) == "true" }
 
 // ServeHTTP serves one request; a stream lasts until its context ends. Unknown methods, and methods that [Options] do
 // not enable, answer Unimplemented. A request that is not gRPC gets 415, and one that is not HTTP/2 gets 505.

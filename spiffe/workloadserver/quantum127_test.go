@@ -69,11 +69,11 @@ func TestQuantumAlternative(t *testing.T) {
 		require.NoError(t, proto.Unmarshal(r.Receive(), m))
 		return m
 	}
-	for _, headers := range [][]string{nil, {"Svidkit-Alternatives", "false"}, {"Svidkit-Alternatives", ""}} {
+	for _, headers := range [][]string{nil, {"Svidkit-Ml-Dsa", "false"}, {"Svidkit-Alternatives", ""}} {
 		require.Len(t, old(headers...).Svids, 1, "%q", headers)
 		assert.Equal(t, first.Leaf().Raw, old(headers...).Svids[0].X509Svid)
 	}
-	told := old("Svidkit-Alternatives", "true")
+	told := old("Svidkit-Ml-Dsa", "true")
 	require.Len(t, told.Svids, 2)
 	assert.Equal(t, other.Leaf().Raw, told.Svids[1].X509Svid)
 	assert.Equal(t, told.Svids[0].SpiffeId, told.Svids[1].SpiffeId)

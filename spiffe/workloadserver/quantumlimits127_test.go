@@ -62,7 +62,7 @@ func TestQuantumLimits(t *testing.T) {
 	}
 
 	r := post(t, http2(t, serve(256)), workloadtest.Service+"FetchX509SVID", frame(new(wire.X509SVIDRequest)),
-		header, "true", "Svidkit-Alternatives", "true")
+		header, "true", "Svidkit-Ml-Dsa", "true")
 	m := new(wire.X509SVIDResponse)
 	raw := r.Receive()
 	require.NoError(t, proto.Unmarshal(raw, m))

@@ -4,14 +4,19 @@ package documents
 import (
 	"bytes"
 	"cmp"
+	"crypto"
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"sync/atomic"
 	"time"
 
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -32,6 +37,25 @@ func Bundle(source spiffe.BundleSource, td spiffe.TrustDomain) (func() (*spiffe.
 		hint, _ := b.RefreshHint()
 		return b, cmp.Or(hint, renew.UsualPoll)
 	}, nil
+}
+
+// Classical returns b without its keys of ML-DSA, for consumers that cannot read them. It returns b itself if there are none, or no
+// other X.509 authority: without any, the bundle would say that everything is revoked.
+func Classical(b *spiffe.Bundle) *spiffe.Bundle {
+	c := b.Contents()
+	before := len(c.X509Authorities) + len(c.JWTAuthorities)
+	c.X509Authorities = slices.DeleteFunc(c.X509Authorities, func(c *x509.Certificate) bool {
+		alg, _ := mldsa.InCertificate(c)
+		return alg != ""
+	})
+	maps.DeleteFunc(c.JWTAuthorities, func(_ string, key crypto.PublicKey) bool { return mldsa.Name(key) != "" })
+	if n := len(c.X509Authorities); n == 0 || n+len(c.JWTAuthorities) == before {
+		return b
+	}
+	if classical, err := spiffe.NewBundle(b.TrustDomain(), c); err == nil {
+		return classical
+	}
+	return b
 }
 
 // Handler returns a handler that serves what marshal makes of the current bundle, with an entity tag, and lets caches
