@@ -44,6 +44,7 @@ type Secret struct {
 	name     string
 	notAfter time.Time
 	contents func() *contents // see seal; nil in the zero Secret
+	other    *Secret          // of the alternative
 }
 
 type contents struct {
@@ -89,8 +90,16 @@ func NewKeyPairSecret(name string, pair interface {
 	if err != nil {
 		return nil, fmt.Errorf("pki: secret %q: %w", name, err)
 	}
-	return newSecret(name, pair.NotAfter(), &contents{kind: kindPair, chain: chain, key: key}), nil
+	s := newSecret(name, pair.NotAfter(), &contents{kind: kindPair, chain: chain, key: key})
+	if svid, is := any(pair).(*spiffe.SVID); is && svid.Alternative() != nil {
+		s.other, err = NewKeyPairSecret(name, svid.Alternative())
+	}
+	return s, err
 }
+
+// Alternative returns the key pair of the alternative ([spiffe.SVID.WithAlternative]) of an SVID that this secret was
+// made of, or nil.
+func (s *Secret) Alternative() *Secret { return s.other }
 
 // NewTrustSecret returns the X.509 authorities of bundle under the given resource name, such as "ROOTCA". A bundle
 // without authorities gives an error that wraps [spiffe.ErrNoAuthority]: Envoy would verify nothing.

@@ -58,16 +58,20 @@ func (t *trust) usable() bool {
 	return false
 }
 
-// anchors reports whether root is an authority of the Manager's own trust domain. A root reissued for the same name
-// and key vouches for the same leaves.
-func (t *trust) anchors(root *x509.Certificate) bool {
-	for c := range t.own.X509Authorities() {
-		if c == root || bytes.Equal(c.RawSubject, root.RawSubject) &&
-			bytes.Equal(c.RawSubjectPublicKeyInfo, root.RawSubjectPublicKeyInfo) {
-			return true
+// anchors reports whether all roots are authorities of the Manager's own trust domain. A root reissued for the same
+// name and key vouches for the same leaves.
+func (t *trust) anchors(roots []*x509.Certificate) bool {
+	found := 0
+	for _, root := range roots {
+		for c := range t.own.X509Authorities() {
+			if c == root || bytes.Equal(c.RawSubject, root.RawSubject) &&
+				bytes.Equal(c.RawSubjectPublicKeyInfo, root.RawSubjectPublicKeyInfo) {
+				found++
+				break
+			}
 		}
 	}
-	return false
+	return found == len(roots)
 }
 
 // fetch gets the bundles from the CA and publishes them.
@@ -227,7 +231,7 @@ func (m *Manager) findOrphans(t *trust) {
 	for _, v := range m.names.Range {
 		e := v.(*entry)
 		h := e.held.Load()
-		if e.orphan = h != nil && !t.anchors(h.anchor); e.orphan {
+		if e.orphan = h != nil && !t.anchors(h.roots); e.orphan {
 			m.identities.Hasten(e, 0)
 		}
 	}

@@ -26,14 +26,14 @@ type entry struct {
 
 // held is a certificate in the form that readers get. It never changes.
 type held struct {
-	secret    *pki.Secret       // under the ID's own name
-	alias     *pki.Secret       // under "default"; nil for other identities
-	noSecret  error             // why there are no secrets, if the key cannot be exported
-	own       material          // of the default identity; nil for others
-	anchor    *x509.Certificate // the root that vouches for it
+	secret    *pki.Secret         // under the ID's own name
+	alias     *pki.Secret         // under "default"; nil for other identities
+	noSecret  error               // why there are no secrets, if the key cannot be exported
+	own       material            // of the default identity; nil for others
+	roots     []*x509.Certificate // that vouch for it and for its alternative
 	received  time.Time
 	notBefore time.Time
-	notAfter  time.Time // the earliest in the verified chain
+	notAfter  time.Time // the earliest in the verified chains
 }
 
 // leaf returns the certificate, or nil if there is none.

@@ -1,11 +1,13 @@
 package secretcache
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
@@ -18,40 +20,66 @@ import (
 var errRemoved = errors.New("the identity was removed")
 
 func (m *Manager) issue(ctx context.Context, e *entry) error {
-	ctx, cancel := context.WithTimeout(ctx, renew.AttemptTime(m.cfg.Timeout, e.held.Load().left()))
+	h := e.held.Load()
+	most := renew.AttemptTime(m.cfg.Timeout, h.left())
+	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	t := m.trust.Load()
-	if !t.usable() { // a new certificate could not be verified
-		return fmt.Errorf("trust bundle of %q: %w", m.domain(), spiffe.ErrNoAuthority)
+	var other material
+	var failed error
+	if m.cfg.NewAlternative != nil { // first, as a failure then costs the CA no signature
+		half, cancel := context.WithTimeout(ctx, most/2)
+		defer cancel()
+		if other, failed = m.certify(half, e, m.cfg.NewAlternative); failed != nil {
+			failed = fmt.Errorf("the alternative: %w", failed)
+			if h.good() && h.left() > h.notAfter.Sub(h.received)/4 && m.trust.Load().anchors(h.roots) {
+				return failed
+			}
+		}
 	}
-	want := m.want(e)
-	key, chain, err := m.ask(ctx, e, want)
+	got, err := m.certify(ctx, e, m.cfg.NewKey)
 	if err != nil {
 		return err
 	}
-	received := time.Now()
+	if other != nil {
+		if got, err = got.(*spiffe.SVID).WithAlternative(other.(*spiffe.SVID)); err != nil {
+			return err
+		}
+	}
+	return cmp.Or(m.install(ctx, e, got), failed)
+}
+
+// certify obtains a certificate for a new key, and verifies it with the newest bundles.
+func (m *Manager) certify(ctx context.Context, e *entry, newKey func() (crypto.Signer, error)) (material, error) {
+	t := m.trust.Load()
+	if !t.usable() { // a new certificate could not be verified
+		return nil, fmt.Errorf("trust bundle of %q: %w", m.domain(), spiffe.ErrNoAuthority)
+	}
+	want := m.want(e)
+	key, chain, err := m.ask(ctx, e, want, newKey)
+	if err != nil {
+		return nil, err
+	}
 	got, err := form(want, certchain.Tidy(chain, key.Public()), key)
 	if err != nil {
-		return fmt.Errorf("the CA's answer is refused: %w", err)
+		return nil, fmt.Errorf("the CA's answer is refused: %w", err)
 	}
-	path, err := m.verify(t, want, got)
+	_, err = m.verify(t, want, got)
 	if e, ok := errors.AsType[*spiffe.VerifyError](err); ok && e.Unvouched() { // the CA may have a new root
 		if fetchErr := m.refresh(ctx, t); fetchErr != nil {
-			return fmt.Errorf("the CA's answer is refused: %w; no newer bundles: %w", err, fetchErr)
+			return nil, fmt.Errorf("the CA's answer is refused: %w; no newer bundles: %w", err, fetchErr)
 		}
-		t = m.trust.Load()
-		path, err = m.verify(t, want, got)
+		_, err = m.verify(m.trust.Load(), want, got)
 	}
 	if err != nil {
-		return fmt.Errorf("the CA's answer is refused: %w", err)
+		return nil, fmt.Errorf("the CA's answer is refused: %w", err)
 	}
-	return m.install(ctx, e, got, received, t, path)
+	return got, nil
 }
 
 // ask requests a certificate for a new key, and returns the CA's answer, with its size checked.
-func (m *Manager) ask(ctx context.Context, e *entry, want pki.Expectation) (crypto.Signer, []*x509.Certificate,
-	error) {
-	key, err := m.cfg.NewKey()
+func (m *Manager) ask(ctx context.Context, e *entry, want pki.Expectation, newKey func() (crypto.Signer, error)) (
+	crypto.Signer, []*x509.Certificate, error) {
+	key, err := newKey()
 	if err != nil {
 		return nil, nil, fmt.Errorf("new key: %w", err)
 	}
@@ -96,40 +124,53 @@ func form(want pki.Expectation, chain []*x509.Certificate, key crypto.Signer) (m
 	return svid, err
 }
 
-// verify proves, with the bundles in t, that got meets want and is valid now. It returns the path to the root.
-func (m *Manager) verify(t *trust, want pki.Expectation, got material) ([]*x509.Certificate, error) {
+// proof says why a certificate, and its alternative, are good: the roots that vouch for them, and the earliest end on
+// the way there.
+type proof struct {
+	roots []*x509.Certificate
+	end   time.Time
+}
+
+// verify proves, with the bundles in t, that got and its alternative meet want and are valid now.
+func (m *Manager) verify(t *trust, want pki.Expectation, got material) (p proof, err error) {
 	leaf, now := got.Leaf(), time.Now()
 	if now.Before(leaf.NotBefore) || !now.Before(got.NotAfter()) {
-		return nil, fmt.Errorf("it is valid from %s to %s, and now is %s: compare the clocks", text(leaf.NotBefore),
+		return p, fmt.Errorf("it is valid from %s to %s, and now is %s: compare the clocks", text(leaf.NotBefore),
 			text(leaf.NotAfter), text(now))
 	}
 	path, err := want.Verify(got.Chain(), t.set, m.cfg.Role, now)
 	if err == nil && !now.Before(certchain.End(path)) { // crypto/x509 accepts the very last moment, readers do not
 		err = fmt.Errorf("a certificate in its chain expired at %s", text(now))
 	}
-	return path, err
+	if err != nil {
+		return p, err
+	}
+	if svid, ok := got.(*spiffe.SVID); ok && svid.Alternative() != nil {
+		p, err = m.verify(t, want, svid.Alternative())
+	}
+	return proof{slices.Concat(path[len(path)-1:], p.roots), earlier(certchain.End(path), p.end)}, err
 }
 
-// install publishes got, which path proves by the bundles in t. Before any reader sees it, all subscribers have been
-// told of the bundle that vouches for it.
-func (m *Manager) install(ctx context.Context, e *entry, got material, received time.Time, t *trust,
-	path []*x509.Certificate) error {
+// install publishes got, once it is verified with the newest bundles. Before any reader sees it, all subscribers have
+// been told of the bundle that vouches for it.
+func (m *Manager) install(ctx context.Context, e *entry, got material) error {
+	received := time.Now()
 	for {
-		h := m.hold(e, got, received, path)
-		if err := m.awaitNews(ctx, e, h.anchor); err != nil {
+		t := m.trust.Load()
+		p, err := m.verify(t, m.want(e), got)
+		if err != nil {
+			return fmt.Errorf("the CA's answer is refused: %w", err)
+		}
+		h := m.hold(e, got, received, p)
+		if err := m.awaitNews(ctx, e, h.roots); err != nil {
 			return err
 		}
 		m.mu.Lock()
-		if now := m.trust.Load(); now != t { // the bundle that vouched for got may be gone
+		if m.trust.Load() != t { // the bundle that vouched for got may be gone
 			m.mu.Unlock()
-			t = now
-			var err error
-			if path, err = m.verify(t, m.want(e), got); err != nil {
-				return fmt.Errorf("the CA's answer is refused: %w", err)
-			}
 			continue
 		}
-		err := m.publish(e, h, t)
+		err = m.publish(e, h, t)
 		m.mu.Unlock()
 		return err
 	}
@@ -180,10 +221,9 @@ func (t *tooShort) Error() string {
 		"and the certificate that it is to replace at %s", text(t.end), text(t.old))
 }
 
-// hold returns the readers' view of a certificate for e, which path proves.
-func (m *Manager) hold(e *entry, got material, received time.Time, path []*x509.Certificate) *held {
-	h := &held{anchor: path[len(path)-1], received: received.Round(0), notBefore: got.Leaf().NotBefore,
-		notAfter: certchain.End(path)}
+// hold returns the readers' view of a certificate for e.
+func (m *Manager) hold(e *entry, got material, received time.Time, p proof) *held {
+	h := &held{roots: p.roots, received: received.Round(0), notBefore: got.Leaf().NotBefore, notAfter: p.end}
 	h.secret, h.noSecret = pki.NewKeyPairSecret(e.name(), got)
 	if e != m.first {
 		return h

@@ -65,24 +65,24 @@ func (m *Manager) forgetAnnounced() {
 	}
 }
 
-// isKnown reports whether all subscribers know a bundle that has root, and no later bundle lacks root.
-// The caller holds mu.
-func (m *Manager) isKnown(root *x509.Certificate) bool {
+// isKnown reports whether all subscribers know a bundle that has roots, and no later bundle lacks one of them. The
+// caller holds mu.
+func (m *Manager) isKnown(roots []*x509.Certificate) bool {
 	m.forgetAnnounced()
 	if n := len(m.announced); n == 0 || m.announced[n-1].done() {
 		return true // the present bundle vouches for the certificate
 	}
-	return m.announced[0].done() && m.announced[0].anchors(root)
+	return m.announced[0].done() && m.announced[0].anchors(roots)
 }
 
-// awaitNews waits until all subscribers have been told of a bundle that has root. It does not wait if e has nothing
+// awaitNews waits until all subscribers have been told of a bundle that has roots. It does not wait if e has nothing
 // to hand out and its name is being told: a subscriber may be waiting for e, and would block all later calls.
-func (m *Manager) awaitNews(ctx context.Context, e *entry, root *x509.Certificate) error {
+func (m *Manager) awaitNews(ctx context.Context, e *entry, roots []*x509.Certificate) error {
 	for {
 		name, changed := m.subscribers.Now() // first, so that no change is missed
 		awaited := name != "" && (name == e.name() || name == secretset.Default && e == m.first)
 		m.mu.Lock()
-		known := m.isKnown(root)
+		known := m.isKnown(roots)
 		m.mu.Unlock()
 		if known || awaited && !e.held.Load().good() {
 			return nil

@@ -152,6 +152,12 @@ type Config struct {
 	// [Manager.GenerateSecret].
 	NewKey func() (crypto.Signer, error)
 
+	// NewAlternative is like NewKey, for keys of ML-DSA: each identity also has a second certificate, with such a key,
+	// as the alternative ([spiffe.SVID.WithAlternative]) of its SVID. Both are renewed together. If the CA refuses
+	// only the second one, the attempt has failed, and the present pair stays; without a pair, and in the last
+	// quarter of its life, the first certificate is published alone. Nil means no alternatives.
+	NewAlternative func() (crypto.Signer, error)
+
 	// Lifetime is the lifetime requested from the CA; 0 means the CA's default. The dates in the certificate decide.
 	Lifetime time.Duration
 
@@ -277,6 +283,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("Config.ID is %q, which names a trust domain and not a workload", id)
 	case len(c.CommonName) > 64:
 		return fmt.Errorf("Config.CommonName has %d bytes, the limit is 64", len(c.CommonName))
+	case c.NewAlternative != nil && !c.Expect.IsZero() && c.Expect.ID().IsZero():
+		return fmt.Errorf("Config.NewAlternative is for X.509-SVIDs, and Config.Expect is %q", c.Expect)
 	case c.CA == nil:
 		return errors.New("Config.CA is required")
 	case c.Role < 0 || c.Role > spiffe.BothRoles:

@@ -68,8 +68,8 @@ type sequence struct {
 }
 
 // NewBundle returns the bundle of td with a copy of the contents c. It refuses a certificate that is not a CA
-// certificate or has an RSA key of more than 8192 bits, a JWT or WIT key that none of the nine algorithms of
-// JWT-SVID can use, a key ID that is empty or belongs to both a JWT and a WIT key, and a refresh hint that is
+// certificate or has an RSA key of more than 8192 bits, a JWT or WIT key that no algorithm of JWT-SVID
+// can use, a key ID that is empty or belongs to both a JWT and a WIT key, and a refresh hint that is
 // negative or not in whole seconds. More than 1,000 authorities give an error that wraps [ErrTooLarge], the zero
 // trust domain one that wraps [ErrZero].
 func NewBundle(td TrustDomain, c BundleContents) (*Bundle, error) {

@@ -66,7 +66,7 @@ func ParseBundleWIT(td TrustDomain, doc []byte) (*Bundle, error) {
 // ParseJWKS parses a JWK Set (RFC 7517) of another issuer of tokens, such as the key document of an OpenID Connect
 // provider, as the JWT authorities of td: any holder of one of its private keys can issue JWT-SVIDs of that trust
 // domain. Unlike in a bundle document, "use" may be missing or "sig". Keys of other uses are skipped, as are secret
-// keys and keys whose "key_ops" or "alg" forbids verification with the nine algorithms of JWT-SVID.
+// keys and keys whose "key_ops" or "alg" forbids verification with the algorithms of JWT-SVID.
 //
 // The result never has X.509 authorities, a sequence number or a refresh hint. Limits and errors are as in
 // [ParseBundle].
@@ -343,7 +343,10 @@ func (p *bundleParser) add(e *jwk) (rule, reason string, err error) {
 		return "BND-30", `"kid" is missing, empty or not a string`, nil
 	}
 	key, reason := e.PublicKey()
-	if reason != "" {
+	switch {
+	case reason != "" && string(e.Kty) == "AKP": // of other parameters, or for a newer program
+		return "BND-14", reason, nil
+	case reason != "":
 		return "BND-32", reason, nil
 	}
 	if alg, ok := jws.ParseAlgorithm(string(e.Alg)); p.issuer && e.Alg != nil && !(ok && alg.Fits(key)) {

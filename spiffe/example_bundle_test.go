@@ -23,7 +23,7 @@ func ExampleParseBundle() {
 		"keys": [
 			{"use": "jwt-svid", "kid": "jwt-1", "kty": "EC", "crv": "P-256",
 			 "x": "9NUUU7oiJdLvjfA0pATsrVtv2Lq4tsLrH8n7_-CJJJs", "y": "zJ6858Q7CTi5yrGRo0QOZHx9y64qJmWMP1X45LXvpWc"},
-			{"use": "jwt-svid", "kid": "jwt-2", "kty": "AKP", "alg": "ML-DSA-65", "pub": "AAAA"}
+			{"use": "jwt-svid", "kid": "jwt-2", "kty": "LWE", "alg": "ML-DSA-65", "pub": "AAAA"}
 		]
 	}`)
 	bundle, err := spiffe.ParseBundle(td, doc)
@@ -48,7 +48,7 @@ func ExampleParseBundle() {
 	// Output:
 	// sequence 7 look again in 5m0s
 	// JWT key jwt-1
-	// spiffe: invalid bundle of "example.org", entry 1 with key ID "jwt-2" at byte 248: "kty" is missing or unknown: "AKP"
+	// spiffe: invalid bundle of "example.org", entry 1 with key ID "jwt-2" at byte 248: "kty" is missing or unknown: "LWE"
 	// BND-9 "keys" is not an array
 }
 

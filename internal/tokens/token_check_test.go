@@ -42,7 +42,7 @@ func TestTokenRemembered(t *testing.T) {
 	_, ok, _ = c.Recall("other")
 	assert.False(t, ok)
 
-	long := strings.Repeat("x", 4<<10)
+	long := strings.Repeat("x", 8<<10)
 	c.Keep(long+"x", "value", src.bundle, ends)
 	_, ok, _ = c.Recall(long + "x")
 	assert.False(t, ok, "too long")

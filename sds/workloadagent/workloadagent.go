@@ -397,8 +397,7 @@ func (a *Agent) look(id spiffe.ID, one *identity) {
 		}
 		next = &held{err: fmt.Errorf("%w: %w", workloadserver.ErrDenied, err)}
 	case err == nil && secret != had.secret && bundles != nil:
-		certs, key, _ := secret.KeyPair()
-		svid, err := spiffe.ParseSVIDPEM(certs, key)
+		svid, err := parseSVID(secret)
 		if err != nil {
 			return
 		}
@@ -414,6 +413,19 @@ func (a *Agent) look(id spiffe.ID, one *identity) {
 	if had.snap == nil || next.snap == nil {
 		a.workload.Refresh() // its callers gain or lose this identity
 	}
+}
+
+// parseSVID returns the SVID of a secret, with its alternative.
+func parseSVID(secret *pki.Secret) (*spiffe.SVID, error) {
+	certs, key, _ := secret.KeyPair()
+	svid, err := spiffe.ParseSVIDPEM(certs, key)
+	if other := secret.Alternative(); err == nil && other != nil {
+		var alternative *spiffe.SVID
+		if alternative, err = parseSVID(other); err == nil {
+			return svid.WithAlternative(alternative)
+		}
+	}
+	return svid, err
 }
 
 // newSink makes the Sink of an output.

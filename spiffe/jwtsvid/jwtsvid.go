@@ -52,7 +52,7 @@
 //
 // # Guarantees
 //
-// The algorithm must be among nine, and is checked before anything else; the key is from the bundle, never from the
+// The algorithm must be a known one, and is checked before anything else; the key is from the bundle, never from the
 // token. Package crypto verifies signatures, and go-jose signs. The checks have a fixed order, see
 // [Validator.Validate]. Errors match [ErrExpired] and the others with [errors.Is].
 //

@@ -100,11 +100,16 @@ func (e *Endpoint) algorithms(server bool, remote string, cs tls.ConnectionState
 	if len(cs.PeerCertificates) > 0 {
 		peer = cmp.Or(certpem.Kind(cs.PeerCertificates[0].PublicKey), "other")
 	}
-	e.config.Metrics.add(failure{count: count{sides[server], cs.CurveID.String(), peer}})
-	if strings.Contains(e.config.Algorithms.String(), "ml-dsa") && !strings.HasPrefix(peer, "ml-dsa") && peer != "none" {
+	exchange := "none" // of a session that TLS 1.2 resumes
+	if cs.CurveID != 0 {
+		exchange = cs.CurveID.String()
+	}
+	e.config.Metrics.add(failure{count: count{sides[server], exchange, peer}})
+	if e.quantum && !strings.HasPrefix(peer, "ml-dsa") && peer != "none" {
 		id, _ := spiffe.IDFromCertificate(cs.PeerCertificates[0]) // proven, or zero for a web server
-		e.log.LogOf(slog.LevelInfo, id.String(), "spiffetls: a peer without ML-DSA", "classical", slog.String("id", id.String()),
-			slog.String("remote", remote), slog.String("key", peer), slog.String("key_exchange", cs.CurveID.String()))
+		e.log.LogOf(slog.LevelInfo, id.String(), "spiffetls: a peer without ML-DSA", "classical",
+			slog.String("id", id.String()), slog.String("remote", remote), slog.String("key", peer),
+			slog.String("key_exchange", exchange))
 	}
 }
 

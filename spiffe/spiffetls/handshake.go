@@ -128,7 +128,7 @@ func (e *Endpoint) serverCertificate(hello *tls.ClientHelloInfo) (*tls.Certifica
 		}
 		return cert, nil
 	}
-	return e.certificate(true, func(alternative *tls.Certificate) bool { // SupportsCertificate would look for a host name
+	return e.certificate(true, func(alternative *tls.Certificate) bool { // SupportsCertificate wants a host name
 		return slices.Contains(hello.SupportedVersions, tls.VersionTLS13) &&
 			slices.Contains(hello.SignatureSchemes, mldsa.Scheme(alternative.Leaf.PublicKey))
 	})
@@ -136,7 +136,9 @@ func (e *Endpoint) serverCertificate(hello *tls.ClientHelloInfo) (*tls.Certifica
 
 // clientCertificate returns the certificate that a client presents to a server that has asked for one.
 func (e *Endpoint) clientCertificate(asked *tls.CertificateRequestInfo) (*tls.Certificate, error) {
-	return e.certificate(false, func(alternative *tls.Certificate) bool { return asked.SupportsCertificate(alternative) == nil })
+	return e.certificate(false, func(alternative *tls.Certificate) bool {
+		return asked.SupportsCertificate(alternative) == nil
+	})
 }
 
 // certificate returns the certificate of Self to present in this handshake, the alternative if it fits. Only an expired
@@ -170,7 +172,8 @@ func (e *Endpoint) certificate(server bool, fits func(alternative *tls.Certifica
 // presents reports whether to present an alternative, which may be nil.
 func (e *Endpoint) presents(alternative *spiffe.SVID, fits func(*tls.Certificate) bool) bool {
 	return alternative != nil && e.config.Algorithms.Check(alternative.Leaf().PublicKey) == nil &&
-		!e.now().After(alternative.NotAfter()) && fits(alternative.TLSCertificate()) && e.chainExpired(alternative) == nil
+		certchain.InTime(alternative.Leaf(), e.now()) == nil && fits(alternative.TLSCertificate()) &&
+		e.chainExpired(alternative) == nil
 }
 
 // chainExpired returns an error if an intermediate has expired that a peer with our own bundle needs.

@@ -43,7 +43,7 @@ func tallyOf(t testing.TB, m *spiffetls.Metrics) tally {
 	got := tally{}
 	for key, v := range written(t, m).Samples {
 		require.NotRegexp(t, `spiffe:|example|127\.0`, key, "nothing of a peer is a label")
-		if v == 0 {
+		if v == 0 || strings.HasPrefix(key, "svidkit_tls_algorithms_total{") {
 			continue
 		}
 		key = strings.TrimSuffix(strings.NewReplacer("svidkit_tls_handshakes_total{", "", `svidkit_tls_denied_requests_total{`, "request,", `"`, "", "}", "").Replace(key), ",")

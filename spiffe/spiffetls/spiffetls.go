@@ -80,6 +80,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/ratelog"
@@ -195,6 +196,7 @@ type Endpoint struct {
 	servers *spiffe.Verifier // before their policy in hosts, if there are hosts
 	hosts   hosts            // nil without
 	log     *ratelog.Log
+	quantum bool  // Algorithms has one of ML-DSA
 	sources []any // of bundles and policies; some announce changes
 
 	// Listener and Server use server, which is nil if e cannot be a server. It is a function, as a configuration may
@@ -319,6 +321,7 @@ func (e *Endpoint) prepare() (err error) {
 		}
 		e.servers = e.servers.WithAlgorithms(c.Algorithms)
 	}
+	e.quantum = strings.Contains(c.Algorithms.String(), "ml-dsa")
 	e.sources = []any{c.Peers, c.Allow}
 	for _, policy := range e.hosts {
 		e.sources = append(e.sources, policy)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/svidkit/svidkit/internal/conns"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/internal/renew"
 	"github.com/svidkit/svidkit/spiffe/internal/workloadwire"
 )
@@ -86,6 +87,9 @@ func (c *Client) CloseIdleConnections() { c.http.CloseIdleConnections() }
 func (c *Client) open(ctx context.Context, name string, limit int, request []byte) (_ *grpchttp.Stream, err error) {
 	url, metadata := "http://localhost"+workloadwire.Service+name, make(http.Header)
 	metadata.Set(workloadwire.Header, "true")
+	if mldsa.Available {
+		metadata.Set(workloadwire.Alternatives, "true")
+	}
 	if c.api != nil {
 		if url, metadata, request, err = c.api.Request(name, request); err != nil {
 			return nil, err

@@ -190,8 +190,17 @@ func (r *reader) x509SVIDs(data []byte) (*Update, error) {
 		if err != nil {
 			return nil, fmt.Errorf("SVID %d: %w", e.n, err)
 		}
-		u.Identities = append(u.Identities, Identity{SVID: svid, Hint: e.Hint})
 		u.Skipped = append(u.Skipped, notes...)
+		if n := len(u.Identities) - 1; n >= 0 && e.Hint == "" {
+			if both, err := u.Identities[n].SVID.WithAlternative(svid); err == nil {
+				u.Identities[n].SVID = both
+				continue
+			}
+		}
+		u.Identities = append(u.Identities, Identity{SVID: svid, Hint: e.Hint})
+	}
+	for i := range u.Identities {
+		u.Identities[i].SVID = r.known(u.Identities[i].SVID)
 	}
 	u.Skipped = append(u.Skipped, r.takeAll(next, m.Federated, parseX509Bundle)...)
 	return r.took(u, next), nil
@@ -247,7 +256,7 @@ func (r *reader) identity(e entry, next bundles) (*spiffe.SVID, []error, error) 
 		notes = append(notes, fmt.Errorf("workloadapi: peers will refuse %q: %w", e.id, err))
 	}
 	next[td] = own
-	return r.known(svid), notes, nil
+	return svid, notes, nil
 }
 
 // refused returns why peers will refuse svid, apart from its times: whether it is valid now is another question, which
@@ -269,12 +278,20 @@ func refused(svid *spiffe.SVID, own *spiffe.Bundle) error {
 func (r *reader) known(svid *spiffe.SVID) *spiffe.SVID {
 	if r.last != nil {
 		for _, old := range r.last.Identities {
-			if slices.EqualFunc(old.SVID.Chain(), svid.Chain(), (*x509.Certificate).Equal) {
+			if same(old.SVID, svid) {
 				return old.SVID
 			}
 		}
 	}
 	return svid
+}
+
+// same reports whether two SVIDs, which may be nil, have the same certificates, and their alternatives too.
+func same(a, b *spiffe.SVID) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return slices.EqualFunc(a.Chain(), b.Chain(), (*x509.Certificate).Equal) && same(a.Alternative(), b.Alternative())
 }
 
 func (r *reader) x509Bundles(data []byte) (*Update, error) {

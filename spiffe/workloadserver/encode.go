@@ -63,6 +63,17 @@ func (h *Handler) bundles(snap *spiffe.Snapshot, p *workloadwire.Profile) ([]byt
 	return h.enc.get(snap, crls, key, nil, func() ([]byte, error) { return encodeBundles(p, snap, crls) })
 }
 
+// withAlternatives returns ids, each followed by its alternative.
+func withAlternatives(ids []Identity) (all []Identity) {
+	for _, id := range ids {
+		all = append(all, id)
+		if other := id.SVID.Alternative(); other != nil {
+			all = append(all, Identity{SVID: other})
+		}
+	}
+	return all
+}
+
 func encodeSVIDs(snap *spiffe.Snapshot, crls [][]byte, ids []Identity) ([]byte, error) {
 	m := &workloadwire.SVIDs{CRLs: crls, Federated: make(map[string][]byte)}
 	own := make(map[spiffe.TrustDomain][]byte)

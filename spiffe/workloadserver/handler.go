@@ -88,7 +88,15 @@ func (h *Handler) methods() map[string]grpchttp.Method {
 			return h.serve(ctx, c, begin)
 		}
 	}
-	stream(workloadwire.FetchX509SVID, always(h.svids))
+	stream(workloadwire.FetchX509SVID, func(r *http.Request, request []byte) (answer, error) {
+		reads := r.Header.Get(workloadwire.Alternatives) == "true"
+		return always(func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
+			if reads {
+				ids = withAlternatives(ids)
+			}
+			return h.svids(snap, ids)
+		})(r, request)
+	})
 	bundles := func(name string, p *workloadwire.Profile) {
 		stream(name, always(func(snap *spiffe.Snapshot, _ []Identity) ([]byte, error) {
 			return h.bundles(snap, p)

@@ -23,7 +23,7 @@ const (
 	Shape                     // not three parts
 	Encoding                  // a part is not strict base64url
 	Malformed                 // the header is not one strict JSON object
-	Forbidden                 // "alg" is missing or none of the nine
+	Forbidden                 // "alg" is missing or none of the algorithms
 )
 
 // Error is the reason for refusing a token. It never contains the token.

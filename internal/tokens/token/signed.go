@@ -4,7 +4,7 @@ import (
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/rsa"
-	_ "crypto/sha256" // the hashes of the nine algorithms
+	_ "crypto/sha256" // the hashes of the algorithms
 	_ "crypto/sha512"
 	"errors"
 	"fmt"
@@ -16,7 +16,7 @@ import (
 )
 
 // Signed is a token or proof of the right form: three parts in canonical base64url, and a header that is one JSON
-// object with one of the nine algorithms. It is unverified.
+// object with a known algorithm. It is unverified.
 type Signed struct {
 	jws.Header
 	Payload, Signature []byte

@@ -38,11 +38,11 @@ func NewSigner(key crypto.Signer, algorithm, keyID, typ string, more ...Member) 
 	alg, ok := jws.DefaultAlgorithm(pub)
 	if !ok {
 		return nil, fmt.Errorf("no algorithm of SPIFFE tokens uses this key, a %T; "+
-			"use ECDSA on P-256, P-384 or P-521, or RSA of 2048 to 8192 bits", pub)
+			"use ECDSA on P-256, P-384 or P-521, RSA of 2048 to 8192 bits, or ML-DSA with Go 1.27", pub)
 	}
 	if algorithm != "" {
 		if alg, ok = jws.ParseAlgorithm(algorithm); !ok {
-			return nil, fmt.Errorf("the algorithm %q is not one of the nine that begin with RS, ES or PS",
+			return nil, fmt.Errorf("the algorithm %q is not one of the nine that begin with RS, ES or PS, or of ML-DSA",
 				Clip(algorithm, MaxQuoted))
 		}
 		if !alg.Fits(pub) {

@@ -185,10 +185,10 @@ func TestIssueRefuses(t *testing.T) {
 		id  spiffe.ID
 		key crypto.PublicKey
 	}{
-		`"invalid SPIFFE ID": no ID: zero value`:                     {spiffe.ID{}, wk.Public()},
-		`the ID is not in "example.org"`:                             {spiffe.MustParseID("spiffe://other.test/web"), wk.Public()},
-		"the ID has no path, so it names a trust domain":             {spiffe.MustParseID("spiffe://example.org"), wk.Public()},
-		"the workload's key: none of the nine algorithms uses a key": {web, ed},
+		`"invalid SPIFFE ID": no ID: zero value`:         {spiffe.ID{}, wk.Public()},
+		`the ID is not in "example.org"`:                 {spiffe.MustParseID("spiffe://other.test/web"), wk.Public()},
+		"the ID has no path, so it names a trust domain": {spiffe.MustParseID("spiffe://example.org"), wk.Public()},
+		"the workload's key: no algorithm uses a key":    {web, ed},
 		"of type <nil>": {web, nil},
 		"the workload's key is the key of the issuer": {web, wit1.Public()},
 		"the workload's key: the curve is not P-256":  {web, ecKey(elliptic.P224(), "1").Public()},

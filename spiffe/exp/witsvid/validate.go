@@ -97,7 +97,7 @@ func (p *Proof) NotAfter() time.Time { return p.notAfter }
 // accept a token alone. The call has the tokens that were received; its Target is from the configuration of the
 // receiver. For HTTP see [Middleware]. The checks come in this order, and the error is the first failure:
 //
-//  1. The form of the token: three parts of canonical base64url, at most 16 KiB; one of the nine algorithms, "typ",
+//  1. The form of the token: three parts of canonical base64url, at most 16 KiB; a known algorithm, "typ",
 //     "kid" and no "crit" in the header; "sub", "exp" and the public key in "cnf", and no "aud".
 //  2. The bundle of that ID's trust domain, the WIT key in it that "kid" names, the signature.
 //  3. "exp" and "nbf" of the token. All other claims, "iat" and "iss" included, are ignored, and a token may come

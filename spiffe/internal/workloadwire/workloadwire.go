@@ -37,6 +37,10 @@ const (
 // Header is the metadata that every request must have with the value "true".
 const Header = "workload.spiffe.io"
 
+// Alternatives is the metadata, with the value "true", of clients that want each SVID followed by its alternative. It is
+// ours: other clients refuse a whole response if they cannot read one of its keys.
+const Alternatives = "svidkit-alternatives"
+
 // The errors that both sides know, so that a server can pass on the error of a client.
 var (
 	ErrDenied  error = denied{}
