@@ -361,25 +361,25 @@ func TestQuantum(t *testing.T) {
 		q.issued(map[string]string{"ECDSA": classical, "ML-DSA": mldsa}, "both")
 		q.load()
 
-		q.stop("release", "release2", "old", "old2", "verifies") // the third step
-		q.start("new", "new", "document", true)
-		q.load()
+		q.stop("release", "release2", "old", "old2") // the third step
 		q.order("keys ml-dsa-65")
 		q.await("ML-DSA active")
 		q.issued(map[string]string{"ECDSA": mldsa, "ML-DSA": mldsa}, "both")
-		q.order("rotate")
+		q.stop("verifies")
+		q.start("new", "new", "document", true)
+		q.load()
 
 		q.order("keys ml-dsa-65,ecdsa-p256") // and back
 		q.issued(map[string]string{"ECDSA": classical, "ML-DSA": mldsa}, "both")
 		q.stop("new")
-		olds()
 		q.start("verifies", "verifies", "der", true)
-		q.load()
-		q.stop("both", "both2")
-		q.start("default", "default", "document", true)
+		olds()
 		q.load()
 		q.order("keys ecdsa-p256")
 		q.await("ECDSA active")
+		q.issued(map[string]string{"ECDSA": classical, "ML-DSA": classical}, "both")
+		q.stop("both", "both2")
+		q.start("default", "default", "document", true)
 		q.load()
 		q.stop("verifies")
 		if time.Now().After(end) {
