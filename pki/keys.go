@@ -1,7 +1,6 @@
 package pki
 
 import (
-	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -59,8 +58,9 @@ func newKey[K crypto.Signer](key K, err error) (crypto.Signer, error) {
 	return key, nil
 }
 
-// PublicKeysEqual reports whether a and b are the same RSA, ECDSA, Ed25519 or ML-DSA key. To check that a private key belongs
-// to a certificate, compare key.Public() with the certificate's PublicKey. Nil and keys of other kinds equal nothing.
+// PublicKeysEqual reports whether a and b are the same RSA, ECDSA, Ed25519 or ML-DSA key. To check that a private key
+// belongs to a certificate, compare key.Public() with the certificate's PublicKey. Nil and keys of other kinds equal
+// nothing.
 func PublicKeysEqual(a, b crypto.PublicKey) bool {
 	switch a := a.(type) {
 	case *rsa.PublicKey:
@@ -71,7 +71,8 @@ func PublicKeysEqual(a, b crypto.PublicKey) bool {
 		return ok && a != nil && b != nil && a.Equal(b)
 	case ed25519.PublicKey:
 		return len(a) == ed25519.PublicKeySize && a.Equal(b)
-	default:
-		return mldsa.Name(a) != "" && mldsa.Name(a) == mldsa.Name(b) && bytes.Equal(mldsa.Bytes(a), mldsa.Bytes(b))
+	case interface{ Equal(crypto.PublicKey) bool }:
+		return mldsa.Name(a) != "" && mldsa.Name(b) != "" && a.Equal(b)
 	}
+	return false
 }

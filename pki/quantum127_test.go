@@ -10,10 +10,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/quantum"
 	"github.com/svidkit/svidkit/pki"
 )
 
 func TestMLDSA(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	for _, alg := range []string{"ml-dsa-44", "ml-dsa-65"} {
 		key := must.Get(pki.NewKey(alg))(t)

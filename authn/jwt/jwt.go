@@ -42,7 +42,7 @@
 // without a usable key is a failure.
 //
 // A verified token is cached while the key set is the same, so that it costs one signature check. Tokens of
-// more than 4 KiB are not cached.
+// more than 8 KiB are not cached.
 //
 // # What it does not do
 //

@@ -4,9 +4,6 @@ package mldsa
 
 import "crypto"
 
-// Available reports whether this program has ML-DSA.
-const Available = false
-
 // NewKey returns [ErrMissing].
 func NewKey(string) (crypto.Signer, error) { return nil, ErrMissing }
 

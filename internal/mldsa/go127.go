@@ -7,9 +7,6 @@ import (
 	"crypto/mldsa"
 )
 
-// Available reports whether this program has ML-DSA.
-const Available = true
-
 // parameters has the parameter sets in the order of algorithms.
 func parameters() []mldsa.Parameters { return []mldsa.Parameters{mldsa.MLDSA44(), mldsa.MLDSA65()} }
 

@@ -9,11 +9,18 @@ import (
 	"encoding/asn1"
 	"errors"
 	"slices"
+	"sync"
 )
 
 // ErrMissing says that this program has no ML-DSA.
 var ErrMissing = errors.New("ML-DSA needs a program built with Go 1.27 or later, and in FIPS 140-3 mode the module " +
 	"v1.26.0 or later")
+
+// Available reports whether this program has ML-DSA.
+var Available = sync.OnceValue(func() bool {
+	_, err := NewKey(algorithms[0].name)
+	return err == nil
+})
 
 // algorithm is a parameter set.
 type algorithm struct {

@@ -258,15 +258,14 @@ func (cfg Config) withDefaults() (Config, error) {
 	cfg.Backdate = cmp.Or(cfg.Backdate, 2*time.Minute)
 	cfg.RefreshHint = cmp.Or(cfg.RefreshHint, 5*time.Minute)
 	r.KeyAlgorithm = cmp.Or(r.KeyAlgorithm, "ecdsa-p256")
-	first, second, _ := strings.Cut(r.KeyAlgorithm, ",")
+	roots := strings.Split(r.KeyAlgorithm, ",")
 	r.RootTTL = cmp.Or(r.RootTTL, 3650*day)
 	r.Propagation = cmp.Or(r.Propagation, 5*min(cfg.RefreshHint, math.MaxInt64/5))
 	r.GraceRatio = cmp.Or(r.GraceRatio, 0.2)
 	r.CheckInterval = cmp.Or(r.CheckInterval, time.Hour)
 	cfg.Logger = ratelog.Patient(cfg.Logger).With(slog.Any("trust_domain", cfg.TrustDomain))
 	switch {
-	case second != "" && strings.HasPrefix(first, "ml-dsa") == strings.HasPrefix(second, "ml-dsa") ||
-		strings.Contains(second, ","):
+	case len(roots) > 2 || len(roots) == 2 && (r.named(rotation.Root) == "" || r.named(rotation.Quantum) == ""):
 		return cfg, fmt.Errorf("KeyAlgorithm %.64q: of two, one is of ML-DSA, and the other is not", r.KeyAlgorithm)
 	case cfg.TrustDomain.IsZero():
 		return cfg, fmt.Errorf("TrustDomain: %w", spiffe.ErrZero)
@@ -462,17 +461,10 @@ func newDocument() *rotation.Document {
 
 // kinds are the kinds of keys that the authority makes.
 func (a *Authority) kinds() (all []rotation.Kind) {
-	for name := range strings.SplitSeq(a.cfg.Rotation.KeyAlgorithm, ",") {
-		switch {
-		case a.files != nil:
-		case strings.HasPrefix(name, "ml-dsa"):
-			all = append(all, rotation.Quantum)
-		default:
-			all = append(all, rotation.Root)
+	for _, kind := range rotation.Kinds {
+		if kind == rotation.Token && a.cfg.JWT != nil || a.files == nil && a.cfg.Rotation.named(kind) != "" {
+			all = append(all, kind)
 		}
-	}
-	if a.cfg.JWT != nil {
-		all = append(all, rotation.Token)
 	}
 	return all
 }
@@ -512,19 +504,25 @@ func (a *Authority) alg(kind rotation.Kind) string {
 
 // keyAlgorithm returns the algorithm of the private key of a new root, or of a key for tokens with the algorithm alg.
 func (a *Authority) keyAlgorithm(kind rotation.Kind, alg string) string {
-	for name := range strings.SplitSeq(a.cfg.Rotation.KeyAlgorithm, ",") {
+	switch named := a.cfg.Rotation.named(kind); kind {
+	case rotation.Root:
+		return cmp.Or(named, "ecdsa-p256")
+	case rotation.Quantum:
+		return cmp.Or(named, "ml-dsa-65")
+	}
+	keys := map[string]string{"ES256": "ecdsa-p256", "ES384": "ecdsa-p384", "ES512": "ecdsa-p521",
+		"ML-DSA-44": "ml-dsa-44", "ML-DSA-65": "ml-dsa-65"}
+	return cmp.Or(keys[alg], "rsa-2048")
+}
+
+// named returns the algorithm that KeyAlgorithm has for a kind of root, or "".
+func (r *Rotation) named(kind rotation.Kind) string {
+	for name := range strings.SplitSeq(r.KeyAlgorithm, ",") {
 		if kind != rotation.Token && strings.HasPrefix(name, "ml-dsa") == (kind == rotation.Quantum) {
 			return name
 		}
 	}
-	switch {
-	case kind == rotation.Root: // no longer named
-		return "ecdsa-p256"
-	case kind == rotation.Quantum || strings.HasPrefix(alg, "ML-DSA"):
-		return strings.ToLower(cmp.Or(alg, "ml-dsa-65"))
-	}
-	curves := map[string]string{"ES256": "ecdsa-p256", "ES384": "ecdsa-p384", "ES512": "ecdsa-p521"}
-	return cmp.Or(curves[alg], "rsa-2048")
+	return ""
 }
 
 // newKey makes a root, or a key for tokens with the algorithm alg, whose private key is in the store.

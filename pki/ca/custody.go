@@ -31,9 +31,9 @@ import (
 // use and return when ctx is done. No error may contain a secret.
 type Custodian interface {
 	// NewKey makes a private key that signs, and that cannot be exported. The algorithm is "ecdsa-p256", "ecdsa-p384",
-	// "ecdsa-p521", "rsa-2048", "rsa-3072", "rsa-4096", "ed25519", "ml-dsa-44" or "ml-dsa-65"; an unknown one gives an error that wraps
-	// [errors.ErrUnsupported]. If the custodian has a key with this name, the error wraps [io/fs.ErrExist]. After any
-	// other error the key may have been made or not.
+	// "ecdsa-p521", "rsa-2048", "rsa-3072", "rsa-4096", "ed25519", "ml-dsa-44" or "ml-dsa-65"; one that it does not
+	// make gives an error that wraps [errors.ErrUnsupported]. If the custodian has a key with this name, the error
+	// wraps [io/fs.ErrExist]. After any other error the key may have been made or not.
 	NewKey(ctx context.Context, name, algorithm string) (crypto.Signer, error)
 
 	// Key returns the private key with this name, for as long as the custodian is open. Only if the custodian is

@@ -22,8 +22,8 @@ var ErrNoJWT = fmt.Errorf("no JWT-SVIDs are signed here (%w)", errors.ErrUnsuppo
 
 // JWTConfig configures the JWT-SVIDs of an [Authority]. A zero field means its default.
 type JWTConfig struct {
-	// Algorithm is the value of "alg" in the tokens: ES256, ES384, ES512, RS256, RS384, RS512, PS256, PS384, PS512, ML-DSA-44
-	// or ML-DSA-65; empty means ES256. RSA keys have 2048 bits. A change takes effect with the next key.
+	// Algorithm is the value of "alg" in the tokens: ES256, ES384, ES512, RS256, RS384, RS512, PS256, PS384, PS512,
+	// ML-DSA-44 or ML-DSA-65; empty means ES256. RSA keys have 2048 bits. A change takes effect with the next key.
 	Algorithm string
 
 	// Issuer makes the authority an OpenID Connect issuer, for verifiers that do not know SPIFFE: it is the claim

@@ -331,7 +331,8 @@ func probe(td spiffe.TrustDomain, issuer *pki.Issuer, above []*x509.Certificate,
 		return fail(err)
 	}
 	for _, role := range []spiffe.Role{spiffe.ServerRole, spiffe.ClientRole} {
-		if _, err := v.WithAlgorithms(spiffe.AnyAlgorithm()).VerifyChain(append([]*x509.Certificate{leaf}, above...), role); err != nil {
+		chain := append([]*x509.Certificate{leaf}, above...)
+		if _, err := v.WithAlgorithms(spiffe.AnyAlgorithm()).VerifyChain(chain, role); err != nil {
 			return fail(err)
 		}
 	}

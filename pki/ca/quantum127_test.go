@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/quantum"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
@@ -22,6 +23,7 @@ import (
 // TestBothKinds: a CA moves from a classical root by way of both kinds to ML-DSA alone, and back. Each leaf verifies until
 // it ends, with the bundle of each moment.
 func TestBothKinds(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := must.Get(ca.NewDirStore(filepath.Join(t.TempDir(), "ca")))(t)

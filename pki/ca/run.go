@@ -32,8 +32,9 @@ func (a *Authority) Rotate(ctx context.Context) (KeyStatus, error) {
 		return KeyStatus{}, a.opError("rotate",
 			fmt.Errorf("%w; replace the files with those of another CA", errPluggedIn))
 	}
-	first, err := a.rotate(ctx, asked, "rotate", a.current().active().Kind())
-	if second := a.current().In(rotation.Quantum, rotation.Active); second != nil && second.ID != a.current().active().ID {
+	primary := a.current().active()
+	first, err := a.rotate(ctx, asked, "rotate", primary.Kind())
+	if second := a.current().In(rotation.Quantum, rotation.Active); second != nil && primary.Kind() != rotation.Quantum {
 		_, failed := a.rotate(ctx, asked, "rotate", rotation.Quantum)
 		err = cmp.Or(err, failed)
 	}

@@ -5,7 +5,6 @@ import (
 	"crypto"
 	"crypto/x509"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/redact"
@@ -116,7 +115,7 @@ type Status struct {
 // Status returns the state of the authority.
 func (a *Authority) Status() Status {
 	s := a.current()
-	out := Status{TrustDomain: a.cfg.TrustDomain, Sequence: s.sequence, Roots: statuses(slices.Concat(s.Keys[rotation.Root], s.Keys[rotation.Quantum])),
+	out := Status{TrustDomain: a.cfg.TrustDomain, Sequence: s.sequence, Roots: statuses(s.Roots()),
 		JWTKeys: statuses(s.Keys[rotation.Token])}
 	if s.plugged != nil {
 		out.Roots = s.plugged.status()

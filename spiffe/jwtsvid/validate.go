@@ -49,7 +49,7 @@ type Validator struct {
 // service, compared byte for byte; most have one. There is no way to accept every audience: a token for another
 // receiver, presented here, was stolen or passed on. The options may be nil.
 //
-// The Validator remembers up to 1,000 verified tokens of at most 4 KiB, so that a repeated token costs no signature
+// The Validator remembers up to 1,000 verified tokens of at most 8 KiB, so that a repeated token costs no signature
 // check. It asks the source for each token, remembered or not, so that a removed key is distrusted at once. A
 // remembered token counts only while the source returns the same *spiffe.Bundle, so a source should not make a new
 // one for each call.

@@ -560,7 +560,7 @@ func TestMemoryBounds(t *testing.T) {
 	assert.Greater(t, remembered(v), 60, "64 of 1000 hardly collide four times")
 
 	// Long tokens are not worth it.
-	long := es256(t, baseHeader, `{`+webSubject+`,"aud":"db","exp":1767225900,"x":"`+strings.Repeat("x", 4000)+`"}`)
+	long := es256(t, baseHeader, `{`+webSubject+`,"aud":"db","exp":1767225900,"x":"`+strings.Repeat("x", 8000)+`"}`)
 	a := must.Get(v.Validate(long))(t)
 	b := must.Get(v.Validate(long))(t)
 	assert.NotSame(t, a, b)

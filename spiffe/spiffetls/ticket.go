@@ -10,8 +10,8 @@ import (
 )
 
 // ticketPrefix begins this package's entry in the extra data of a session, which other layers may share. After it
-// come the SHA-256 of the server's own leaf, or of both, and the client's chain in DER, which is empty for a client without a
-// certificate.
+// come the SHA-256 of the server's own leaf, or of both, and the client's chain in DER, which is empty for a client
+// without a certificate.
 const ticketPrefix = "svidkit/spiffetls/1:"
 
 // maxTicketEntry keeps tickets, which hold the chain twice, well below the 64 KiB that fit into a message.

@@ -87,7 +87,7 @@ func (c *Client) CloseIdleConnections() { c.http.CloseIdleConnections() }
 func (c *Client) open(ctx context.Context, name string, limit int, request []byte) (_ *grpchttp.Stream, err error) {
 	url, metadata := "http://localhost"+workloadwire.Service+name, make(http.Header)
 	metadata.Set(workloadwire.Header, "true")
-	if mldsa.Available {
+	if mldsa.Available() {
 		metadata.Set(workloadwire.Alternatives, "true")
 	}
 	if c.api != nil {

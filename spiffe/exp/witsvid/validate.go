@@ -51,7 +51,7 @@ type Validator struct {
 // the trust domain that the token's own ID names. It accepts the holders that the policy allows at that moment. A
 // policy that can allow no peer is an error; see [spiffe.CheckPolicySource]. The options may be nil.
 //
-// The Validator remembers up to 1,000 verified tokens of at most 4 KiB, so that their signature is not checked
+// The Validator remembers up to 1,000 verified tokens of at most 8 KiB, so that their signature is not checked
 // again; the signature of each proof is. It asks the source for each token, remembered or not, so that a removed
 // key is distrusted at once. A remembered token counts only while the source returns the same *spiffe.Bundle, so a
 // source should not make a new one for each call. Bundles have WIT keys only if [spiffe.ParseBundleWIT] or

@@ -127,6 +127,9 @@ func (d *Document) In(kind Kind, p Phase) *Key {
 	return nil
 }
 
+// Roots returns both kinds of roots, the classical ones first.
+func (d *Document) Roots() []Key { return slices.Concat(d.Keys[Root], d.Keys[Quantum]) }
+
 // Primary returns the root that signs what either could: the classical one, if there is one. It is nil without roots.
 func (d *Document) Primary() *Key { return cmp.Or(d.In(Root, Active), d.In(Quantum, Active)) }
 
@@ -243,7 +246,7 @@ func (d *Document) NumberOfNext() uint64 {
 // Contents returns the bundle's contents, without the sequence number and the hint.
 func (d *Document) Contents() spiffe.BundleContents {
 	var c spiffe.BundleContents
-	for _, k := range slices.Concat(d.Keys[Root], d.Keys[Quantum]) {
+	for _, k := range d.Roots() {
 		c.X509Authorities = append(c.X509Authorities, k.Cert)
 	}
 	if len(d.Keys[Token]) > 0 {
@@ -456,7 +459,7 @@ func (d *Document) AddTrusted(td spiffe.TrustDomain, certs []*x509.Certificate, 
 	var more []Key
 	for _, c := range certs {
 		known := func(k Key) bool { return k.Cert.Equal(c) }
-		if slices.ContainsFunc(slices.Concat(d.Keys[Root], d.Keys[Quantum]), known) || slices.ContainsFunc(more, known) || c.NotAfter.Before(now) {
+		if slices.ContainsFunc(d.Roots(), known) || slices.ContainsFunc(more, known) || c.NotAfter.Before(now) {
 			continue
 		}
 		k := Key{ID: Serial(c), Cert: c, Phase: Trusted, Prepared: now, Activates: now, Retires: c.NotAfter}

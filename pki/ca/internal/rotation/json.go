@@ -161,7 +161,7 @@ func Parse(b []byte, td spiffe.TrustDomain,
 			return nil, fmt.Errorf("%vs: %w", Kind(kind), err)
 		}
 	}
-	if len(d.Keys[Root])+len(d.Keys[Quantum]) > 0 && d.Primary() == nil {
+	if len(d.Roots()) > 0 && d.Primary() == nil {
 		return nil, errors.New("roots: none is active")
 	}
 	if d.In(Token, Trusted) != nil {
@@ -188,7 +188,8 @@ func (j *stateJSON) check(td spiffe.TrustDomain) error {
 		return fmt.Errorf("%d and %d roots and %d JWT keys, the limit is %d each", len(j.Roots), len(j.MLDSARoots),
 			len(j.JWTKeys), MaxKeys)
 	case slices.ContainsFunc(j.Loose, func(l Loose) bool { return foreign(l.Name) }),
-		slices.ContainsFunc(slices.Concat(j.Roots, j.JWTKeys, j.MLDSARoots), func(k keyJSON) bool { return foreign(k.KeyName) }):
+		slices.ContainsFunc(slices.Concat(j.Roots, j.JWTKeys, j.MLDSARoots),
+			func(k keyJSON) bool { return foreign(k.KeyName) }):
 		return errors.New("it names a private key that is not one of this CA, and would be destroyed")
 	}
 	return nil
