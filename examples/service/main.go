@@ -56,6 +56,8 @@ type options struct {
 	requests   int
 	interval   time.Duration
 	wait       time.Duration
+	algorithms spiffe.Algorithms
+	mlkem      bool
 }
 
 func main() {
@@ -72,6 +74,13 @@ func main() {
 		"how many requests to make; 0: without end; -1: 8 in the demo, and without end beside an agent")
 	flag.DurationVar(&o.interval, "interval", 500*time.Millisecond, "time between two requests")
 	flag.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for an identity")
+	flag.Func("algorithms", fmt.Sprintf("`kinds` of keys that peers may have, of %s (default %s)", spiffe.AnyAlgorithm(),
+		o.algorithms), func(text string) (err error) {
+		o.algorithms, err = spiffe.ParseAlgorithms(text)
+		return err
+	})
+	flag.BoolVar(&o.mlkem, "require-mlkem", false,
+		"refuse connections whose secrecy a quantum computer can break: the key exchange has to be X25519MLKEM768")
 	flag.Parse()
 	o.folder = o.socket == "" && os.Getenv("SPIFFE_CREDENTIAL_FOLDER") != ""
 	if err := o.check(); err != nil {
@@ -164,7 +173,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	endpoint, err := spiffetls.New(spiffetls.Config{
 		Self: src, Peers: src, Allow: spiffe.AllowMembersOf(me.ID().TrustDomain()), // colleagues, both ways
-		Metrics: handshakes, Logger: log,
+		Algorithms: o.algorithms, RequireMLKEM: o.mlkem, Metrics: handshakes, Logger: log,
 	})
 	if err != nil {
 		return err

@@ -305,7 +305,7 @@ func fingerprints(b *spiffe.Bundle) (all []authority) {
 	for c := range b.X509Authorities() {
 		add("X.509", c.Raw, record{
 			{"subject", cut(c.Subject.String())}, {"not_before", c.NotBefore}, {"not_after", c.NotAfter},
-			{"key", keyName(c.PublicKey)}, {"key_id", short(c.SubjectKeyId)},
+			{"key", keyName(c)}, {"key_id", short(c.SubjectKeyId)},
 		})
 	}
 	key := func(kind, id string, pub any) {

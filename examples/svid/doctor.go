@@ -64,12 +64,15 @@ type patient struct {
 	svid     *spiffe.SVID
 	failedAt string // the step that later steps need
 	checks   []check
+
+	algorithms spiffe.Algorithms
 }
 
 func doctor(a *app, ctx context.Context, fs *flag.FlagSet, args []string) error {
 	p := &patient{app: a}
 	fs.StringVar(&p.address, "socket", "", "the `ADDRESS` of the Workload API, in place of "+workloadapi.SocketEnv)
 	timeout := fs.Duration("timeout", 10*time.Second, "how long the agent may take for each step")
+	program.Algorithms(fs, &p.algorithms, "peers allow")
 	if err := parse(fs, args, 0); err != nil {
 		return err
 	}
@@ -266,6 +269,9 @@ func (p *patient) identity() check {
 		if one.Hint != "" {
 			id += fmt.Sprintf(" (hint %q)", one.Hint)
 		}
+		if other := one.SVID.Alternative(); other != nil {
+			id += " (also with a key of " + keyName(other.Leaf()) + ")"
+		}
 		ids = append(ids, id)
 	}
 	return check{Result: ok, Detail: strings.Join(ids, ", ")}
@@ -295,16 +301,19 @@ func (p *patient) isSDS() bool {
 
 // bundle verifies the identity by its bundle, as a peer would.
 func (p *patient) bundle() check {
-	j := &judgement{bundles: p.update.Bundles, role: spiffe.AnyRole}
-	checks, err := j.chain(p.svid.Chain())
-	if err != nil {
-		return check{Result: failed, Detail: err.Error()}
-	}
-	for _, c := range checks {
-		if c.Result == failed {
-			c.Remedy = strings.Trim(c.Remedy+"; peers refuse this identity: see the agent and its server", "; ")
-			return c
+	j := &judgement{bundles: p.update.Bundles, role: spiffe.AnyRole, algorithms: p.algorithms}
+	for svid := p.svid; svid != nil; svid = svid.Alternative() {
+		checks, err := j.chain(svid.Chain())
+		if err != nil {
+			return check{Result: failed, Detail: err.Error()}
 		}
+		for _, c := range checks {
+			if c.Result == failed {
+				c.Remedy = strings.Trim(c.Remedy+"; peers refuse this identity: see the agent and its server", "; ")
+				return c
+			}
+		}
+		j.algorithms = spiffe.AnyAlgorithm() // the alternative is for peers that allow it
 	}
 	var all []string
 	for b := range p.update.Bundles.All() {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/svidkit/svidkit/examples/internal/program"
+	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/workloadapi"
@@ -59,6 +61,7 @@ type lookFlags struct {
 	td          spiffe.TrustDomain
 	allow, role string
 	audience    string
+	algorithms  spiffe.Algorithms
 	socket      string
 	cert, key   string
 	timeout     time.Duration
@@ -73,6 +76,7 @@ func (a *app) look(ctx context.Context, fs *flag.FlagSet, args []string, only bo
 	fs.StringVar(&f.allow, "allow", "", "the `POLICY` by which the ID is judged, such as "+
 		"spiffe://example.org/ns/prod/*")
 	fs.StringVar(&f.role, "role", "any", "the `ROLE` of the certificate: server, client, both or any")
+	program.Algorithms(fs, &f.algorithms, "certificates and tokens may have, up to the authority")
 	fs.StringVar(&f.audience, "audience", "", "the `NAME` of the receiver, for a JWT-SVID")
 	fs.StringVar(&f.socket, "socket", "", "take the bundles, and the identity to present, from the Workload API at "+
 		"this `ADDRESS`")
@@ -169,7 +173,7 @@ func (f *lookFlags) check(only, dial bool) error {
 // Workload API. self is the identity to present, or nil.
 func (a *app) judgement(ctx context.Context, f *lookFlags, tokens bool) (j *judgement, self spiffe.SVIDSource,
 	err error) {
-	j = &judgement{audience: f.audience, role: roles[f.role]}
+	j = &judgement{audience: f.audience, role: roles[f.role], algorithms: f.algorithms}
 	if f.allow != "" {
 		if j.policy, err = spiffe.ParsePolicy(f.allow); err != nil {
 			return nil, nil, program.Misused("-allow: %w", err)
@@ -271,7 +275,7 @@ func describe(c *x509.Certificate) record {
 	sum := sha256.Sum256(c.Raw)
 	return record{
 		{"names", few(names)}, {"subject", cut(c.Subject.String())}, {"issuer", cut(c.Issuer.String())},
-		{"not_before", c.NotBefore}, {"not_after", c.NotAfter}, {"key", keyName(c.PublicKey)}, {"signature",
+		{"not_before", c.NotBefore}, {"not_after", c.NotAfter}, {"key", keyName(c)}, {"signature",
 			c.SignatureAlgorithm.String()},
 		{"usage", usages(c)}, {"ca", ca}, {"serial", cut(c.SerialNumber.Text(16))}, {"sha256",
 			hex.EncodeToString(sum[:])},
@@ -297,8 +301,13 @@ func few(list []string) []string {
 	return append(list[:most:most], fmt.Sprintf("%d more", len(list)-most))
 }
 
-func keyName(pub any) string {
-	switch k := pub.(type) {
+func keyName(of any) string {
+	switch k := of.(type) {
+	case *x509.Certificate:
+		if alg, _ := mldsa.InCertificate(k); alg != "" {
+			return alg
+		}
+		return keyName(k.PublicKey)
 	case *ecdsa.PublicKey:
 		return "ECDSA " + k.Curve.Params().Name
 	case *rsa.PublicKey:
@@ -306,7 +315,7 @@ func keyName(pub any) string {
 	case ed25519.PublicKey:
 		return "Ed25519"
 	}
-	return fmt.Sprintf("%T", pub)
+	return cmp.Or(mldsa.JOSE(of), fmt.Sprintf("%T", of))
 }
 
 func usages(c *x509.Certificate) (names []string) {

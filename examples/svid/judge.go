@@ -23,6 +23,8 @@ type judgement struct {
 	policy   spiffe.PolicySource // nil if there is none
 	role     spiffe.Role
 	audience string // of a JWT-SVID; empty if unknown
+
+	algorithms spiffe.Algorithms // of keys
 }
 
 const notReached = "not reached"
@@ -44,7 +46,7 @@ func (j *judgement) chain(chain []*x509.Certificate) ([]check, error) {
 	if err != nil {
 		return nil, err
 	}
-	peer, err := v.VerifyChain(chain, j.role)
+	peer, err := v.WithAlgorithms(j.algorithms).VerifyChain(chain, j.role)
 	at := len(stages)
 	e, refused := errors.AsType[*spiffe.VerifyError](err)
 	if refused {
@@ -173,6 +175,9 @@ func advice(chain []*x509.Certificate, e *spiffe.VerifyError, bundles *spiffe.Bu
 		}
 		return ""
 	}
+	if errors.Is(e.Err, spiffe.ErrAlgorithm) {
+		return "a peer accepts it if its settings name this kind of key, as -algorithms does here"
+	}
 	b, err := bundles.Bundle(e.ID.TrustDomain())
 	if _, unknown := errors.AsType[x509.UnknownAuthorityError](e.Err); !unknown || err != nil {
 		return ""
@@ -270,7 +275,8 @@ func (j *judgement) jwt(text string, r record) check {
 		}
 		audience, detail = u.Audience[0], "signature and time are good; the audience was not judged: no -audience"
 	}
-	v, err := jwtsvid.NewValidator(j.bundles, []string{audience}, nil)
+	v, err := jwtsvid.NewValidator(j.bundles, []string{audience},
+		&jwtsvid.ValidatorOptions{Algorithms: j.algorithms})
 	if err == nil {
 		_, err = v.Validate(text)
 	}

@@ -36,7 +36,7 @@ func (o *options) brokers(agent *workloadagent.Agent, out io.Writer) (parts []fu
 	}
 	governor := new(spiffetls.Governor)
 	endpoint, err := spiffetls.New(spiffetls.Config{Self: self{own}, Peers: self{own}, Allow: spiffe.AllowAnyPeer(),
-		Governor: governor, Logger: o.log}) // the handler knows which peers are brokers
+		Algorithms: o.algorithms, Governor: governor, Logger: o.log}) // the handler knows which peers are brokers
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto"
 	"errors"
 	"flag"
 	"fmt"
@@ -41,7 +42,7 @@ func (c *caOptions) register(flags *flag.FlagSet) {
 	flags.StringVar(&c.roots, "ca-roots", "", "`file` with the roots of the CA, in PEM")
 	flags.StringVar(&c.tokenFile, "token-file", "", "`file` with the token for the CA, read for each request")
 	flags.Func("ca-option", "`NAME=VALUE` for -ca: cluster, impersonate=true (istio), role, mount, login (vault), "+
-		"fingerprint (step), create=true, and issuer and algorithm of tokens (dir); may be repeated", func(
+		"fingerprint (step), create=true, root-keys, and issuer and algorithm of tokens (dir); may be repeated", func(
 		text string) error {
 		name, value, ok := strings.Cut(text, "=")
 		if !ok {
@@ -79,6 +80,9 @@ func (o *options) origin(ctx context.Context) (from *origin, err error) {
 	var issuer caclient.CA
 	switch kind {
 	case "spire":
+		if o.keys != "" {
+			return nil, program.Misused("with spire: there is no -keys: that agent makes the keys")
+		}
 		from, err = fromAgent(where, o)
 	case "dir":
 		from, err = fromFolder(ctx, where, o)
@@ -119,25 +123,43 @@ func (o *options) origin(ctx context.Context) (from *origin, err error) {
 var caOptionsOf = map[string]string{
 	"istio": "cluster=NAME and impersonate=true", "vault": "role=NAME, mount=PATH and login=ROLE",
 	"step": "fingerprint=HEX",
-	"dir":  "create=true, issuer=URL and algorithm=NAME", "google": "none", "spire": "none",
+	"dir":  "create=true, root-keys=NAME[,NAME], issuer=URL and algorithm=NAME", "google": "none", "spire": "none",
 }
 
 // fromCA returns an origin that uses a CA.
 func fromCA(issuer caclient.CA, o *options) (*origin, error) {
-	m, err := secretcache.New(secretcache.Config{TrustDomain: o.td, CA: issuer, CAName: o.ca.from, Logger: o.log})
+	first, second, _ := strings.Cut(o.keys, ",")
+	m, err := secretcache.New(secretcache.Config{TrustDomain: o.td, CA: issuer, CAName: o.ca.from, NewKey: maker(first),
+		NewAlternative: maker(second), Logger: o.log})
 	if err != nil {
 		return nil, err
 	}
 	return &origin{workloadagent.Config{Source: m}, []func(context.Context) error{m.Run}}, nil
 }
 
+// maker returns a function that makes keys of an algorithm; nil for "".
+func maker(algorithm string) func() (crypto.Signer, error) {
+	if algorithm == "" {
+		return nil
+	}
+	return func() (crypto.Signer, error) { return pki.NewKey(algorithm) }
+}
+
 // fromFolder returns an origin with a CA in this process, whose keys are in a directory.
 func fromFolder(ctx context.Context, folder string, o *options) (*origin, error) {
+	var roots ca.Rotation
+	if keys := o.ca.option("root-keys"); keys != "" {
+		var err error
+		if roots.KeyAlgorithm, err = program.Keys(keys); err != nil {
+			return nil, program.Misused("-ca-option root-keys: %w", err)
+		}
+	}
 	store, err := ca.NewDirStore(folder)
 	var authority *ca.Authority
 	if err == nil {
 		authority, err = ca.Open(ctx, ca.Config{TrustDomain: o.td, JWT: &ca.JWTConfig{Issuer: o.ca.option("issuer"),
-			Algorithm: o.ca.option("algorithm")}, Create: o.ca.chosen("create"), Logger: o.log}, store)
+			Algorithm: o.ca.option("algorithm")}, Rotation: roots, Algorithms: spiffe.AnyAlgorithm(),
+			Create: o.ca.chosen("create"), Logger: o.log}, store)
 	}
 	switch {
 	case errors.Is(err, ca.ErrNoRecord):
@@ -161,7 +183,8 @@ func fromFolder(ctx context.Context, folder string, o *options) (*origin, error)
 	if err != nil {
 		return nil, err
 	}
-	validator, err := jwtsvid.NewAgentValidator(from.Source.(*secretcache.Manager), nil)
+	validator, err := jwtsvid.NewAgentValidator(from.Source.(*secretcache.Manager),
+		&jwtsvid.ValidatorOptions{Algorithms: o.algorithms})
 	if err != nil {
 		return nil, err
 	}

@@ -45,14 +45,16 @@ type options struct {
 	td                                spiffe.TrustDomain
 	brokerID                          spiffe.ID
 	ca                                caOptions
+	keys                              string // as of program.Keys; empty for the default
+	algorithms                        spiffe.Algorithms
 	log                               *slog.Logger
 }
 
 // groups are the groups of flags in -h.
 var groups = []program.FlagGroup{
-	{Title: "Where identities come from", Flags: "ca ca-roots ca-option token-file trust-domain"},
+	{Title: "Where identities come from", Flags: "ca ca-roots ca-option token-file trust-domain keys"},
 	{Title: "Who gets what", Flags: "file node socket"},
-	{Title: "For brokers, which speak for workloads", Flags: "broker broker-id"},
+	{Title: "For brokers, which speak for workloads", Flags: "broker broker-id algorithms"},
 	{Title: "For operators", Flags: "admin"},
 }
 
@@ -71,6 +73,13 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) (err error) 
 	flags.StringVar(&o.broker, "broker", "", "`address` of the SPIFFE Broker API, for the brokers in the file: "+
 		"unix:///PATH or tcp://HOST:PORT; empty: none")
 	flags.TextVar(&o.brokerID, "broker-id", spiffe.ID{}, "SPIFFE `ID` of this agent, which brokers expect")
+	flags.Func("keys", "`keys` of the identities: ecdsa-p256, ecdsa-p384, rsa-2048, rsa-3072, rsa-4096, ml-dsa-44 or "+
+		"ml-dsa-65; or two with a comma, one of ML-DSA: then each has two certificates, and presents the one that the "+
+		"peer can verify (default ecdsa-p256)", func(text string) (err error) {
+		o.keys, err = program.Keys(text)
+		return err
+	})
+	program.Algorithms(flags, &o.algorithms, "brokers, and the tokens that are validated here, may have")
 	demo := flags.Bool("demo", false, "run with a CA and a file of its own in a temporary directory")
 	o.Register(flags)
 	o.ca.register(flags)

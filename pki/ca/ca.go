@@ -143,8 +143,8 @@ type Config struct {
 type Rotation struct {
 	// KeyAlgorithm is the key of new roots, as in [pki.NewKey]; empty means "ecdsa-p256". Two with a comma, one of them
 	// ML-DSA, such as "ecdsa-p256,ml-dsa-65", make two roots, which rotate independently: leaves with a key of ML-DSA
-	// have the one, all others the other. A root of the kind that an authority finds missing at its start is prepared as
-	// in [Authority.Rotate]; one of the kind that is no longer named retires, if the other kind's signs. So a CA moves
+	// have the one, all others the other. [Authority.Run] prepares a root of a kind that is missing as in
+	// [Authority.Rotate], and ends the kind that is no longer named as soon as the other kind's root signs. So a CA moves
 	// from one to the other by way of both. Releases before ML-DSA refuse a store that has such a root.
 	KeyAlgorithm string
 
@@ -326,7 +326,6 @@ type Authority struct {
 	writing chan struct{}         // one slot, for the caller that reads and writes the store
 	fresh   *rotation.Document    // a new CA that may have been stored, while Open runs; for the holder of the slot
 	adopted bool                  // another program made the CA; for the holder of the slot
-	isOpen  bool                  // Open has written what a start must
 
 	audited lastresult.Result // of the last record of a certificate or token
 
@@ -508,6 +507,9 @@ func (a *Authority) keyAlgorithm(kind rotation.Kind, alg string) string {
 	case rotation.Root:
 		return cmp.Or(named, "ecdsa-p256")
 	case rotation.Quantum:
+		if active := a.known().In(kind, rotation.Active); named == "" && active != nil { // as the one before
+			named = mldsa.Name(active.Cert.PublicKey)
+		}
 		return cmp.Or(named, "ml-dsa-65")
 	}
 	keys := map[string]string{"ES256": "ecdsa-p256", "ES384": "ecdsa-p384", "ES512": "ecdsa-p521",

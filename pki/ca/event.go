@@ -20,6 +20,7 @@ const (
 	asked    = "asked for"
 	due      = "due"
 	followed = "another process wrote it"
+	unnamed  = "its kind is no longer named"
 )
 
 // maxEvents bounds the events that wait for the Auditor. Beyond that, the oldest are only in the log.

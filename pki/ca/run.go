@@ -352,6 +352,7 @@ type runner struct {
 	nextCheck time.Time // when to check a root that keeps its key
 	nextNote  time.Time // when to log again that the root stays
 	stuck     *state    // the state that could not be stored
+	narrowed  bool      // there are only roots of kinds that are wanted
 
 	nextTry  [3]time.Time  // by kind, when to retry a rotation that failed
 	rotating bool          // a rotation is being prepared, and sends its result to ended
@@ -385,6 +386,9 @@ func (r *runner) work(ctx context.Context, s *state) time.Duration {
 		}
 		wait = min(wait, left)
 	}
+	if !r.narrowed && a.files == nil && !a.views() && r.narrow(ctx, s) {
+		return 0
+	}
 	if r.rotating {
 		return wait
 	}
@@ -408,6 +412,26 @@ func (r *runner) work(ctx context.Context, s *state) time.Duration {
 		}
 	}
 	return wait
+}
+
+// narrow ends a kind of root that is no longer named, when one of the other kind signs, and reports whether it did. It
+// does so once in a Run: otherwise replicas with other settings would take turns. Commands on the same store end no kind.
+func (r *runner) narrow(ctx context.Context, s *state) bool {
+	r.narrowed = true
+	for _, kind := range []rotation.Kind{rotation.Root, rotation.Quantum} {
+		if slices.Contains(r.a.kinds(), kind) || len(s.Keys[kind]) == 0 {
+			continue
+		}
+		err := r.a.update(ctx, unnamed, func(d *rotation.Document, now time.Time) error {
+			if !d.End(kind, now) {
+				return errNoChange
+			}
+			return nil
+		})
+		r.narrowed = s.In(kind, rotation.Active) == nil && s.In(kind, rotation.Distributing) == nil
+		return err == nil && r.a.current() != s
+	}
+	return false
 }
 
 // show stores which distributing keys have been in this process's bundle for long enough, so that a later process

@@ -40,7 +40,7 @@ type KeyStatus struct {
 	// if no authority ran to distribute it; see [Open].
 	//
 	//   - "distributing": it is in the bundle, so that verifiers learn of it, but does not sign yet
-	//   - "active": it is the only key that signs
+	//   - "active": it is the only key of its kind that signs
 	//   - "retiring": it no longer signs, and its private key is gone; it stays in the bundle until the last leaf or
 	//     token that it signed has expired
 	//   - "trusted": a root from elsewhere, which never signs: another root of an adopted CA, until it expires, or a
@@ -72,11 +72,8 @@ func status(k rotation.Key) KeyStatus {
 
 // worded returns s with its printed form, such as "root 5d1c…: distributing, signs from 2000-01-01T00:25:00Z".
 func (s KeyStatus) worded() KeyStatus {
-	kind := rotation.Root
-	if s.Certificate == nil {
-		kind = rotation.Token
-	}
-	what := kind.String() + " " + s.ID + ": " + s.Phase
+	key := rotation.Key{Cert: s.Certificate}
+	what := key.Kind().String() + " " + s.ID + ": " + s.Phase
 	if s.Tainted {
 		what += ", tainted"
 	}

@@ -71,7 +71,6 @@ func (a *Authority) open(ctx context.Context) error {
 		err := a.update(ctx, "", nil)
 		switch {
 		case err == nil:
-			a.isOpen = true
 			a.opened(ctx)
 			return nil
 		case ctx.Err() == nil && lasts(err):
@@ -320,29 +319,25 @@ func follows(mem, d *rotation.Document) error {
 	return nil
 }
 
-// withRequiredKeys returns d with the keys that this authority needs: their terms cover the lifetimes that it grants,
-// and there is a key of each kind. At the start it ends a kind of root that it does not need; later, replicas with other
-// settings would take turns. The bool reports whether d had to be changed.
+// withRequiredKeys returns d with what this authority needs: terms that cover the lifetimes that it grants, and a key for
+// tokens. The bool reports whether d had to be changed.
 func (a *Authority) withRequiredKeys(d *rotation.Document, now time.Time) (*rotation.Document, bool, error) {
 	next := d.Clone()
 	edited := false
 	for _, kind := range rotation.Kinds {
-		wanted := slices.Contains(a.kinds(), kind)
 		if kind != rotation.Token || a.cfg.JWT != nil {
 			edited = next.Raise(kind, a.cfg.terms(kind)) || edited
 		}
-		switch {
-		case !wanted && kind != rotation.Token && a.files == nil && !a.isOpen:
-			edited = next.End(kind, now) || edited
-		case wanted && next.In(kind, rotation.Active) == nil && next.MayPrepare(kind, true) == nil && !a.holds:
-			// The first key of its kind in a CA whose bundle verifiers may already have. With a custodian Run makes it.
-			fresh, err := a.newKey(kind, a.alg(kind))
-			if err != nil {
-				return nil, false, &creationError{err}
-			}
-			next.Prepare(fresh, a.cfg.Rotation.Propagation, now)
-			edited = true
+	}
+	if a.cfg.JWT != nil && next.In(rotation.Token, rotation.Active) == nil &&
+		next.MayPrepare(rotation.Token, true) == nil && !a.holds { // otherwise Run makes it
+		// The first token key of a CA whose bundle verifiers may already have.
+		fresh, err := a.newKey(rotation.Token, a.alg(rotation.Token))
+		if err != nil {
+			return nil, false, &creationError{err}
 		}
+		next.Prepare(fresh, a.cfg.Rotation.Propagation, now)
+		edited = true
 	}
 	if edited {
 		return next, true, nil

@@ -606,7 +606,8 @@ func (c *Config) identity(ctx context.Context, signer ca.Signer, log *slog.Logge
 	if err != nil {
 		return nil, nil, err
 	}
-	m, err = secretcache.New(secretcache.Config{ID: c.ServerID, CA: own, Names: c.names(), Logger: log})
+	m, err = secretcache.New(secretcache.Config{ID: c.ServerID, CA: own, Names: c.names(), NewKey: c.newKey,
+		Logger: log})
 	if err != nil {
 		return nil, nil, err
 	}

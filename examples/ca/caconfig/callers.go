@@ -269,7 +269,7 @@ func (c *Config) otherCertificates() (authn.Authenticator, error) {
 	if err != nil {
 		return nil, err
 	}
-	certificates := authn.ClientCertificate(v)
+	certificates := authn.ClientCertificate(v.WithAlgorithms(c.CA.Algorithms))
 	return authn.Func(func(r *http.Request) (*authn.Caller, error) {
 		if len(r.Header.Values("X-Forwarded-Client-Cert")) > 0 { // a client of a proxy, which has this certificate
 			return nil, fmt.Errorf("-client-roots: the request is forwarded for another client: %w",

@@ -24,6 +24,7 @@ package caconfig
 import (
 	"cmp"
 	"context"
+	"crypto"
 	"errors"
 	"flag"
 	"fmt"
@@ -171,10 +172,18 @@ func (c *Config) define(fs *flag.FlagSet) {
 		"make the first check after a random part of the interval [CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR]")
 	fs.Func("rsa-bits", "`size` of an RSA key for new roots: 2048, 3072 or 4096; 0: ECDSA P-256 "+
 		"[CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE]", c.setKeySize)
+	fs.Func("root-keys", "`keys` of the roots: ecdsa-p256, ecdsa-p384, rsa-2048, rsa-3072, rsa-4096, ml-dsa-44 or "+
+		"ml-dsa-65; or two with a comma, one of ML-DSA, each for the leaves of its kind. Another kind than before joins, "+
+		"and the one that is not named retires, in the four steps of a rotation, while a server runs (default ecdsa-p256, "+
+		"or RSA with -rsa-bits)", func(text string) (err error) {
+		c.CA.Rotation.KeyAlgorithm, err = program.Keys(text)
+		return err
+	})
 	fs.BoolVar(&c.CA.Rotation.KeepKey, "keep-key", false,
 		"renew the root with its own key, as Istio does, instead of a rotation in four steps")
 	fs.BoolVar(&c.CA.Rotation.Constrain, "constrain", false,
 		"restrict new roots to the trust domain (critical name constraints)")
+	program.Algorithms(fs, &c.CA.Algorithms, "are certified, and that certificates of callers by -client-roots have")
 	fs.BoolVar(&c.CA.EmptySubject, "empty-subject", false, "leave the subject of leaves empty, instead of O=svidkit")
 	fs.BoolVar(&c.pluggedIn.MultiRoot, "multi-root", false,
 		"allow the roots of a plugged-in CA to change while the server runs [ISTIO_MULTIROOT_MESH]")
@@ -247,7 +256,7 @@ func (c *Config) define(fs *flag.FlagSet) {
 		"`URL` of this CA as an issuer of OpenID Connect, for verifiers that do not know SPIFFE: it is in all "+
 			"tokens, as iss; empty: none")
 	fs.StringVar(&c.oidc.algorithm, "jwt-algorithm", "ES256",
-		"`algorithm` of new keys for tokens: ES256, ES384, ES512 or RS256, which all clouds take")
+		"`algorithm` of new keys for tokens: ES256, ES384, ES512, RS256, which all clouds take, ML-DSA-44 or ML-DSA-65")
 	fs.StringVar(&c.oidc.addr, "oidc-addr", "",
 		"`address` of the documents of -oidc-issuer, to which its URL or a proxy leads; empty: they are published "+
 			"otherwise, by svid bundle oidc")
@@ -401,6 +410,14 @@ func (c *Config) check(serve bool) error {
 	if c.oidc.issuer != "" {
 		badIssuer = jws.CheckIssuer(c.oidc.issuer)
 	}
+	var badAlgorithm error
+	switch alg := c.oidc.algorithm; alg {
+	case "ES256", "ES384", "ES512", "RS256":
+	case "ML-DSA-44", "ML-DSA-65":
+		badAlgorithm = program.MLDSA(strings.ToLower(alg))
+	default:
+		badAlgorithm = errors.New("it is none of ES256, ES384, ES512, RS256, ML-DSA-44 and ML-DSA-65")
+	}
 	badStore := ""
 	if c.given["store"] { // also an empty one, as of a variable of the shell that is not set
 		badStore = c.Custody.setStore(c.Custody.storeURL)
@@ -464,8 +481,9 @@ func (c *Config) check(serve bool) error {
 		{"tls-cert", (c.tlsCert == "") != (c.tlsKey == ""), "-tls-cert and -tls-key belong together"},
 		{"oidc-issuer", badIssuer != nil, badIssuer},
 		{"oidc-issuer", c.oidc.issuer != "" && c.ExternalCA != "", "the signers of a cluster sign no tokens"},
-		{"jwt-algorithm", !slices.Contains([]string{"ES256", "ES384", "ES512", "RS256"}, c.oidc.algorithm),
-			"it is none of ES256, ES384, ES512 and RS256"},
+		{"root-keys", c.given["root-keys"] && c.given["rsa-bits"],
+			"-rsa-bits (CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE) is for the same; name the size here, as in rsa-3072"},
+		{"jwt-algorithm", badAlgorithm != nil, badAlgorithm},
 		{"oidc-addr", c.oidc.addr != "" && c.oidc.issuer == "", "it needs -oidc-issuer"},
 		{"oidc-cert", (c.oidc.cert == "") != (c.oidc.key == ""), "-oidc-cert and -oidc-key belong together"},
 		{"oidc-cert", c.oidc.cert != "" && c.oidc.addr == "", "it is for -oidc-addr"},
@@ -551,6 +569,16 @@ func (c *Config) setKeySize(bits string) (err error) {
 		err = errors.New("none of 2048, 3072 and 4096, nor 0 for ECDSA")
 	}
 	return err
+}
+
+// newKey makes a key for the server: of ECDSA, or of a kind that is certified.
+func (c *Config) newKey() (key crypto.Signer, err error) {
+	for _, name := range []string{"ecdsa-p256", "ml-dsa-65", "ml-dsa-44", "rsa-2048", "ed25519"} {
+		if key, err = pki.NewKey(name); err == nil && c.CA.Algorithms.Check(key.Public()) == nil {
+			break
+		}
+	}
+	return key, err
 }
 
 // renewal bounds how long a caller may renew by certificates alone: 0 means no limit, a negative value never.

@@ -77,6 +77,7 @@ func TestDefaults(t *testing.T) {
 	assert.InDelta(t, 0.2, cfg.Rotation.GraceRatio, 1e-9)
 	assert.False(t, cfg.Rotation.Manual)
 	assert.Empty(t, cfg.Rotation.KeyAlgorithm, "ECDSA P-256")
+	assert.Equal(t, "ecdsa,rsa,ed25519", cfg.Algorithms.String())
 	assert.Equal(t, 24*time.Hour, c.linkerd.Lifetime)
 	assert.Equal(t, 20*time.Second, c.linkerd.ClockSkew)
 	assert.Equal(t, "linkerd", c.linkerd.Mesh.ControlNamespace)
@@ -323,6 +324,13 @@ func TestBadFlags(t *testing.T) {
 		{"-oidc-issuer https://oidc.example.org -oidc-addr 127.0.0.1:0 -oidc-cert a", "-oidc-cert and -oidc-key belong together"},
 		{"-oidc-issuer https://oidc.example.org -kubernetes -external-ca ISTIOD_RA_KUBERNETES_API -k8s-signer example.org/a", "-oidc-issuer: the signers of a cluster sign no tokens"},
 		{"-jwt-algorithm PS256", "-jwt-algorithm: it is none of"},
+		{"-root-keys ed25519", `-root-keys: "ed25519" is none of ecdsa-p256`},
+		{"-root-keys ml-dsa-87", "-root-keys"},
+		{"-root-keys ecdsa-p256,rsa-2048", "-root-keys: of two, one is of ML-DSA, and the other is not"},
+		{"-root-keys rsa-2048, -algorithms ecdsa", `-root-keys: "" is none of`},
+		{"-root-keys rsa-2048 -rsa-bits 2048", "-root-keys: -rsa-bits (CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE) is for the same"},
+		{"-algorithms ecdsa,ecdsa", "-algorithms: spiffe: invalid algorithms"},
+		{"-algorithms ecdsa-p256", "-algorithms"},
 		{"-kubernetes -linkerd-ttl 2160h", "-linkerd-ttl"},
 		{"-backdate 0", "-backdate"},
 		{"-refresh-hint 10ms", "-refresh-hint"},

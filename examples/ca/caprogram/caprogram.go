@@ -236,10 +236,10 @@ var help = program.Help{
 			"use-cacerts"},
 		{Title: "Where the CA and its keys are", Flags: "custodian former-custodian seal unseal store " +
 			"store-password-file store-identity store-server store-schema"},
-		{Title: "Certificates", Flags: "default-ttl max-ttl shorten-ttl backdate empty-subject keep-dns-names " +
+		{Title: "Certificates", Flags: "algorithms default-ttl max-ttl shorten-ttl backdate empty-subject keep-dns-names " +
 			"renew-by-certificate"},
-		{Title: "Roots", Flags: "root-ttl root-check-interval root-grace-percent root-jitter rsa-bits keep-key " +
-			"constrain propagation refresh-hint root-configmap"},
+		{Title: "Roots", Flags: "root-ttl root-check-interval root-grace-percent root-jitter root-keys rsa-bits " +
+			"keep-key constrain propagation refresh-hint root-configmap"},
 		{Title: "Ports", Flags: "istio-addr ca-server bundle-addr admin-addr dns-names tls-cert tls-key"},
 		{Title: "Callers", Flags: "client-roots jwt-rule jwt-roots jwt-policy audience token-audiences " +
 			"token-issuer own-token trusted-gateway-cidr trusted-node-accounts"},

@@ -7,10 +7,12 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/svidkit/svidkit/examples/ca/caconfig"
 	"github.com/svidkit/svidkit/examples/internal/program"
+	"github.com/svidkit/svidkit/internal/certs/certpem"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 )
@@ -144,13 +146,11 @@ func (o *options) wouldSign(ctx context.Context, r ca.Request, token ca.JWTReque
 
 // follows describes the future of a tainted root whose successor was revoked.
 func (o *options) follows(s ca.Status, out io.Writer) {
+	quantum := func(k ca.KeyStatus) bool { return strings.HasPrefix(certpem.Kind(k.Certificate.PublicKey), "ml-dsa") }
 	for _, k := range s.Roots {
-		if k.Phase == "distributing" {
-			return
-		}
-	}
-	for _, k := range s.Roots {
-		if k.Phase == "active" && k.Tainted {
+		if k.Phase == "active" && k.Tainted && !slices.ContainsFunc(s.Roots, func(other ca.KeyStatus) bool {
+			return other.Phase == "distributing" && quantum(other) == quantum(k)
+		}) {
 			fmt.Fprintf(out, "root %s is tainted, and signs on without a successor: a server that runs on this "+
 				"store prepares another one; -rotate does it now, and -revoke %[1]s -now has it sign at once\n", k.ID)
 		}

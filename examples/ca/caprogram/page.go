@@ -114,6 +114,7 @@ func (a authority) Report() (r report.Report) {
 			signs.NotBefore, signs.Certificate = k.Certificate.NotBefore, func() *x509.Certificate {
 				return k.Certificate
 			}
+			break // of two kinds, the one that h.Until is of
 		}
 	}
 	r.Identities = []report.Identity{signs}

@@ -136,12 +136,15 @@ func (d *Document) Primary() *Key { return cmp.Or(d.In(Root, Active), d.In(Quant
 // End ends a kind of root, which is no longer wanted, if one of the other kind signs: the active one retires, and a
 // distributing one leaves. It reports whether there was any.
 func (d *Document) End(kind Kind, now time.Time) bool {
-	if active := d.In(kind, Active); active != nil && d.In(Root+Quantum-kind, Active) != nil {
-		*active = active.retired(now.Add(active.Propagation)) // another replica may not know yet
-		d.Keys[kind] = slices.DeleteFunc(d.Keys[kind], func(k Key) bool { return k.Phase == Distributing })
-		return true
+	active, distributing := d.In(kind, Active), d.In(kind, Distributing)
+	if d.In(Root+Quantum-kind, Active) == nil || active == nil && distributing == nil {
+		return false
 	}
-	return false
+	if active != nil {
+		*active = active.retired(now.Add(active.Propagation)) // another replica may not know yet
+	}
+	d.Keys[kind] = slices.DeleteFunc(d.Keys[kind], func(k Key) bool { return k.Phase == Distributing })
+	return true
 }
 
 // Find returns the key with this ID, or nil. The key belongs to d.

@@ -37,10 +37,7 @@ var Kinds = [...]Kind{Root, Token, Quantum}
 
 // String names a key of this kind.
 func (k Kind) String() string {
-	if k == Token {
-		return "JWT key"
-	}
-	return "root"
+	return [...]string{"root", "JWT key", "ML-DSA root"}[k]
 }
 
 // IDName is the name of this kind's IDs in logs.
