@@ -25,6 +25,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/quantum"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/spiffe"
 	"github.com/svidkit/svidkit/spiffe/spiffetls"
@@ -129,6 +130,7 @@ func meet(t *testing.T, server *spiffetls.Endpoint, client connecting) (state tl
 // TestAlternative: each side presents the SVID that the other can verify, and refuses a kind of key that it does not
 // allow. The rows are those of the table in examples/QUANTUM.md, for programs of one Go release.
 func TestAlternative(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	d := newQuantumDomain(t)
 	ended := func(outcome, side, key string) string {
@@ -193,6 +195,7 @@ func TestAlternative(t *testing.T) {
 // TestAlternativeOnly: an alternative is presented only if it is allowed, not expired, and fits TLS 1.3 and what the other side
 // verifies.
 func TestAlternativeOnly(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	d := newQuantumDomain(t)
 	over := func(c *tls.Config) connecting {
@@ -248,6 +251,7 @@ func TestAlternativeOnly(t *testing.T) {
 
 // TestAlternativeResumed: a session of one certificate is resumed until the server has another one, or another alternative.
 func TestAlternativeResumed(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	d := newQuantumDomain(t)
 	first := d.both(t, "/db")
@@ -299,9 +303,10 @@ func (f sourceFunc) SVID() (*spiffe.SVID, error) { return f() }
 
 // TestRequireMLKEM: a peer without X25519MLKEM768 is refused, by either side.
 func TestRequireMLKEM(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	d := newQuantumDomain(t)
-	old := &tls.Config{InsecureSkipVerify: true, CurvePreferences: []tls.CurveID{tls.X25519},
+	old := &tls.Config{InsecureSkipVerify: true, CurvePreferences: []tls.CurveID{tls.CurveP256},
 		Certificates: []tls.Certificate{*d.svid(t, d.classical, "ecdsa-p256", "/web").TLSCertificate()}}
 	over := func(ctx context.Context, below net.Conn) (*tls.Conn, error) {
 		conn := tls.Client(below, old)
@@ -315,7 +320,7 @@ func TestRequireMLKEM(t *testing.T) {
 			config.RequireMLKEM, config.Metrics = require, &counts
 			_, err := meet(t, must.Get(spiffetls.New(config))(t), over)
 			assert.Equal(t, require, err != nil, "%v", err)
-			want := `algorithms_total{key_exchange="X25519",peer_key="ecdsa",side="server"} 1`
+			want := `algorithms_total{key_exchange="CurveP256",peer_key="ecdsa",side="server"} 1`
 			if require {
 				want = `handshakes_total{outcome="failed"`
 			}

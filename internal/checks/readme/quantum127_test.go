@@ -31,6 +31,7 @@ import (
 	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/quantum"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/sds"
@@ -46,6 +47,7 @@ var quantumTable = flag.Bool("table", false, "measure, and print the table of QU
 //
 //	GOTOOLCHAIN=go1.27.4 go -C internal/checks test -v ./readme -run TestQuantumFigures -table
 func TestQuantumFigures(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	var domains []*figures
 	for _, alg := range []string{"ecdsa-p256", "ml-dsa-44", "ml-dsa-65"} {
