@@ -406,6 +406,25 @@ func TestQuantum(t *testing.T) {
 	}
 }
 
+// TestQuantumPage: the table of examples/QUANTUM.md is quantumPairs.
+func TestQuantumPage(t *testing.T) {
+	t.Parallel()
+	page := string(must.Get(os.ReadFile("../../../examples/QUANTUM.md"))(t))
+	words := map[string]string{
+		"ECDSA ECDSA": "P-256, P-256", "ML-DSA ECDSA": "ML-DSA, P-256", "ECDSA ML-DSA": "P-256, ML-DSA", "ML-DSA ML-DSA": "ML-DSA, ML-DSA",
+		"client: algorithm": "**client refuses**", "server: algorithm": "**server refuses**", "server: not_verified": "**fails**",
+	}
+	states := []string{"old", "default", "verifies", "both", "new"}
+	assert.Contains(t, page, "\n| client | "+strings.Join(states, " server | ")+" server |\n")
+	for _, client := range states {
+		row := "\n| " + client + " |"
+		for _, server := range states {
+			row += " " + words[quantumPairs[client][server]] + " |"
+		}
+		assert.Contains(t, page, row+"\n")
+	}
+}
+
 // TestQuantumPairs: each client and each server of all states meet as the table of examples/QUANTUM.md says.
 func TestQuantumPairs(t *testing.T) {
 	rounds.Slow(t)
