@@ -248,7 +248,9 @@ func (q *quantum) order(line string) string {
 	q.t.Helper()
 	var r quantumRoots
 	q.ca.ask(q.t, line, &r)
-	require.Empty(q.t, r.Err, line)
+	if !strings.Contains(r.Err, "a rotation is under way") {
+		require.Empty(q.t, r.Err, line)
+	}
 	var all []string
 	for _, root := range r.Roots {
 		all = append(all, root.Algorithm+" "+root.Phase)
