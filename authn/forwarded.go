@@ -23,7 +23,8 @@ import (
 //   - forward_client_cert_details is SANITIZE_SET or APPEND_FORWARD. With SANITIZE there is no header. With
 //     FORWARD_ONLY and ALWAYS_FORWARD_ONLY a client can name itself as any caller.
 //   - set_current_client_cert_details has uri, and dns if the server needs it. Without both Envoy names nothing, and
-//     the header is refused. subject, cert and chain are useless here, and can exceed the limit of 16 KiB.
+//     the header is refused. subject, cert and chain are useless here, and can exceed the limit of 16 KiB, of which
+//     a certificate of ML-DSA-65 takes 8.
 //   - validation_context has trusted_ca, and trust_chain_verification is not ACCEPT_UNTRUSTED, which forwards
 //     untrusted certificates like others. Each CA in trusted_ca can name members of all trust domains.
 //   - The CAs in trusted_ca sign no URI and, with dns, no DNS name that contains a comma or a semicolon. Envoy escapes

@@ -49,10 +49,7 @@ func New(ca CA, opts *Options) (CA, error) {
 	if ca == nil {
 		return nil, errors.New("caclient: New needs a CA")
 	}
-	c := &client{ca: ca}
-	if opts != nil {
-		c.opts = *opts
-	}
+	c := &client{ca: ca, opts: *cmp.Or(opts, new(Options))}
 	if c.opts.Role < 0 || c.opts.Role > spiffe.BothRoles {
 		return nil, fmt.Errorf("caclient: invalid Options: Role is %d, want ServerRole, ClientRole or BothRoles",
 			c.opts.Role)

@@ -13,8 +13,11 @@ import (
 )
 
 const (
-	maxRemembered    = 1024     // chains
-	maxRememberedDER = 32 << 10 // bytes of DER that one chain may keep alive
+	maxRemembered = 1024 // chains
+
+	// maxRememberedDER is in bytes of DER that one chain may keep alive. Three certificates of ML-DSA-65 and their
+	// authority count 61 KiB and take 24, as lean counts a message once for each certificate in it.
+	maxRememberedDER = 64 << 10
 )
 
 // memoryKey selects the place of a chain in the memory: by a hash of its leaf with a random seed, and by the role.

@@ -80,7 +80,7 @@ const ruleKeyUsage = "X5-39"
 // is a newer one. Each call still asks the bundle source and the policy, so that a removed authority or peer is
 // refused at once. A refusal is never remembered.
 //
-// Unauthorized peers cannot fill the memory: only chains that the policy allows are remembered, of at most 32 KiB
+// Unauthorized peers cannot fill the memory: only chains that the policy allows are remembered, of at most 64 KiB
 // and without certificates outside the path, and one for each leaf and role. 1,024 chains of the usual two
 // certificates take 7 MiB. A chain's place is chosen by a hash with a random seed, and a hit compares all bytes, so
 // that a peer cannot choose its place or pass for another.

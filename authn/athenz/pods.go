@@ -63,34 +63,29 @@ func NewKubelet(address string, client *http.Client) (PodSource, error) {
 		return nil, fmt.Errorf("athenz: new kubelet: %w", err)
 	}
 	return func(ctx context.Context, namespace, name string) (*Pod, error) {
-		return onNode(ctx, api, namespace, name)
+		var list struct {
+			Items []kube.Pod `json:"items"`
+		}
+		if err := api.Get(ctx, "/pods", nil, &list); err != nil {
+			if kube.Forbidden(err) {
+				err = fmt.Errorf("%w; bind a ClusterRole that may get nodes/pods, or nodes/proxy before Kubernetes "+
+					"1.33, to the service account of this program", err)
+			}
+			return nil, fmt.Errorf("athenz: ask the kubelet about its pods: %w", err)
+		}
+		var found *Pod
+		for i := range list.Items {
+			// A pod that has ended may still be listed beside its successor with the same name.
+			if o := &list.Items[i]; o.Metadata.Namespace == namespace && o.Metadata.Name == name &&
+				(found == nil || kube.PodEnded(found.Phase, found.Deleting) != "") {
+				found = newPod(o)
+			}
+		}
+		if found != nil {
+			return found, nil
+		}
+		return nil, fmt.Errorf("athenz: pod %.64q in namespace %.64q on this node: %w", name, namespace, ErrNoPod)
 	}, nil
-}
-
-// onNode asks a kubelet about a pod.
-func onNode(ctx context.Context, api *kube.Client, namespace, name string) (*Pod, error) {
-	var list struct {
-		Items []kube.Pod `json:"items"`
-	}
-	if err := api.Get(ctx, "/pods", nil, &list); err != nil {
-		if kube.Forbidden(err) {
-			err = fmt.Errorf("%w; bind a ClusterRole that may get nodes/pods, or nodes/proxy before Kubernetes "+
-				"1.33, to the service account of this program", err)
-		}
-		return nil, fmt.Errorf("athenz: ask the kubelet about its pods: %w", err)
-	}
-	var found *Pod
-	for i := range list.Items {
-		// A pod that has ended may still be listed beside its successor with the same name.
-		if o := &list.Items[i]; o.Metadata.Namespace == namespace && o.Metadata.Name == name &&
-			(found == nil || kube.PodEnded(found.Phase, found.Deleting) != "") {
-			found = newPod(o)
-		}
-	}
-	if found != nil {
-		return found, nil
-	}
-	return nil, fmt.Errorf("athenz: pod %.64q in namespace %.64q on this node: %w", name, namespace, ErrNoPod)
 }
 
 // withoutTLS returns the client for an address. If none is given and the address is http, it presents no token.

@@ -159,34 +159,28 @@ func New(o Options) (*Authenticator, error) {
 		issuer:   o.Issuer, audiences: slices.Clone(o.Audiences), caller: o.Caller,
 		plaintext: o.AllowPlaintext, memory: token.NewMemory[keySet, kept](maxRemembered),
 	}
-	err := a.set(&o)
-	if err == nil {
+	if a.caller == nil {
+		a.caller = func(c *Claims) (*authn.Caller, error) { return serviceAccount(o.TrustDomain, c) }
+	}
+	var err error
+	switch {
+	case o.Issuer == "":
+		err = errors.New("Options.Issuer is empty")
+	case len(o.Audiences) == 0 || slices.Contains(o.Audiences, ""):
+		err = errors.New("Options.Audiences is empty, or has an empty one: every token of the issuer would be " +
+			"accepted; name this server as its clients do")
+	case o.Caller == nil && o.TrustDomain.IsZero():
+		err = fmt.Errorf("Options.TrustDomain and Caller are both missing, so that no token would name a caller: %w",
+			spiffe.ErrZero)
+	case o.Caller != nil && !o.TrustDomain.IsZero():
+		err = errors.New("Options.TrustDomain and Caller are both set; Caller decides about trust domains itself")
+	default:
 		a.keys, err = newKeys(&o)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("authn/jwt: %w", err)
 	}
 	return a, nil
-}
-
-// set checks the options that need no network.
-func (a *Authenticator) set(o *Options) error {
-	switch {
-	case o.Issuer == "":
-		return errors.New("Options.Issuer is empty")
-	case len(o.Audiences) == 0 || slices.Contains(o.Audiences, ""):
-		return errors.New("Options.Audiences is empty, or has an empty one: every token of the issuer would be " +
-			"accepted; name this server as its clients do")
-	case o.Caller == nil && o.TrustDomain.IsZero():
-		return fmt.Errorf("Options.TrustDomain and Caller are both missing, so that no token would name a caller: %w",
-			spiffe.ErrZero)
-	case o.Caller != nil && !o.TrustDomain.IsZero():
-		return errors.New("Options.TrustDomain and Caller are both set; Caller decides about trust domains itself")
-	case o.Caller == nil:
-		td := o.TrustDomain
-		a.caller = func(c *Claims) (*authn.Caller, error) { return serviceAccount(td, c) }
-	}
-	return nil
 }
 
 // serviceAccount is the rule for callers that are Kubernetes service accounts.

@@ -61,17 +61,13 @@ func GCE(audience string, o *GCEOptions) (*Source, error) {
 	}
 	return newSource(fmt.Sprintf("GCE, for %.256q", audience), o.Logger, func(ctx context.Context) (token, error) {
 		data, header, err := r.send(ctx, c)
-		if err != nil {
+		switch {
+		case err != nil:
 			return token{}, err
+		case header.Get("Metadata-Flavor") != "Google":
+			return token{}, errors.New("the answer is without the header Metadata-Flavor: Google, so it is not from " +
+				"Google's metadata server")
 		}
-		return parseGCE(data, header, audience)
+		return newToken(strings.TrimSpace(string(data)), time.Time{}, audience)
 	}), nil
-}
-
-func parseGCE(data []byte, header http.Header, audience string) (token, error) {
-	if header.Get("Metadata-Flavor") != "Google" {
-		return token{}, errors.New("the answer is without the header Metadata-Flavor: Google, so it is not from " +
-			"Google's metadata server")
-	}
-	return newToken(strings.TrimSpace(string(data)), time.Time{}, audience)
 }

@@ -2,6 +2,7 @@ package tokensource
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -67,10 +68,7 @@ func networkError(ctx context.Context, err error, secrets []string) error {
 // newClient returns a copy of c that follows no redirects. If c has no Transport, the copy has one with this proxy, or
 // without any.
 func newClient(c *http.Client, proxy func(*http.Request) (*url.URL, error)) *http.Client {
-	var out http.Client
-	if c != nil {
-		out = *c
-	}
+	out := *cmp.Or(c, new(http.Client))
 	out.Jar = nil
 	out.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	if out.Transport == nil {

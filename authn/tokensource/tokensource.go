@@ -207,8 +207,7 @@ func (s *Source) attempt(ctx context.Context, f *flight) {
 	s.mu.Lock()
 	now, old := time.Now(), s.state.Load()
 	next := &state{token: got, received: now, planned: now}
-	switch {
-	case err != nil:
+	if err != nil {
 		next.token, next.received, next.err = old.token, old.received, err
 		var life, left time.Duration
 		if old.valid(now) {
@@ -218,7 +217,7 @@ func (s *Source) attempt(ctx context.Context, f *flight) {
 			}
 		}
 		next.wait = patience.Wait(f.Failed(err), life, left, rand.Float64())
-	default:
+	} else {
 		f.Succeeded()
 		expires := got.expires
 		if expires.IsZero() {

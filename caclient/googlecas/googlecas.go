@@ -258,10 +258,8 @@ func (r *refusal) read(body []byte) string {
 	}
 	r.status = doc.Error.Status
 	for _, d := range doc.Error.Details {
-		if d.Type != "type.googleapis.com/google.rpc.RetryInfo" {
-			continue
-		}
-		if wait, err := time.ParseDuration(d.RetryDelay); err == nil && strings.HasSuffix(d.RetryDelay, "s") {
+		wait, err := time.ParseDuration(d.RetryDelay)
+		if err == nil && strings.HasSuffix(d.RetryDelay, "s") && d.Type == "type.googleapis.com/google.rpc.RetryInfo" {
 			r.retryAfter = min(max(wait, 0), time.Hour)
 		}
 	}

@@ -258,10 +258,6 @@ func readResponse(csr *pki.CSR, response []byte) (chain, roots []*x509.Certifica
 	if err != nil {
 		return nil, nil, err
 	}
-	return readChain(csr, texts)
-}
-
-func readChain(csr *pki.CSR, texts []string) (chain, roots []*x509.Certificate, err error) {
 	if len(texts) < 2 {
 		return nil, nil, fmt.Errorf("the answer has %d texts; there must be a chain, and roots in the last one",
 			len(texts))

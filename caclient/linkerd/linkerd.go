@@ -92,19 +92,17 @@ type CA struct {
 	mesh linkerdname.Mesh
 	conn *caconn.Conn
 	rpc  *grpchttp.Client
-
-	endpoint caclient.Endpoint
 }
 
 type redacted = redact.Text // an alias, so that the embedded field is not exported
 
 // New returns a CA. It does not connect and reads no file. The error says which option is wrong.
 func New(o Options) (*CA, error) {
-	c := &CA{mesh: o.Mesh, endpoint: o.Endpoint}
+	c := &CA{mesh: o.Mesh}
 	certifier, err := o.Mesh.Certifier()
 	if err == nil {
 		c.conn, err = caconn.New(caconn.Config{
-			Name: "linkerd", Endpoint: o.Endpoint, PriorKnowledge: true, TLS: c.tls(certifier),
+			Name: "linkerd", Endpoint: o.Endpoint, PriorKnowledge: true, TLS: tlsConfig(o.Endpoint, certifier),
 		})
 	}
 	switch {
@@ -122,9 +120,9 @@ func New(o Options) (*CA, error) {
 	return c, nil
 }
 
-// tls returns the configuration for connections to the certifier.
-func (c *CA) tls(certifier string) func(context.Context) (*tls.Config, error) {
-	want := pki.ExpectLeaf(c.endpoint.TrustDomain, "the certifier "+certifier, nil,
+// tlsConfig returns the configuration for connections to the certifier.
+func tlsConfig(e caclient.Endpoint, certifier string) func(context.Context) (*tls.Config, error) {
+	want := pki.ExpectLeaf(e.TrustDomain, "the certifier "+certifier, nil,
 		func(leaf *x509.Certificate) error {
 			if !slices.Contains(leaf.DNSNames, certifier) {
 				return fmt.Errorf("it is for %.300q, and not the certifier %q", leaf.DNSNames, certifier)
@@ -132,9 +130,9 @@ func (c *CA) tls(certifier string) func(context.Context) (*tls.Config, error) {
 			return nil
 		})
 	return func(context.Context) (*tls.Config, error) {
-		anchors := c.endpoint.Roots
-		if c.endpoint.RootsFile != "" {
-			b, err := caconn.ReadBundle(c.endpoint.TrustDomain, c.endpoint.RootsFile)
+		anchors := e.Roots
+		if e.RootsFile != "" {
+			b, err := caconn.ReadBundle(e.TrustDomain, e.RootsFile)
 			if err != nil {
 				return nil, err
 			}

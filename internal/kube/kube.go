@@ -297,11 +297,13 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 		return err
 	}
 	defer response.Body.Close() // the answer is read or given up
-	data, err := x.read(response, c.limit)
-	if err != nil {
-		return err
-	}
-	if out == nil {
+	data, err := io.ReadAll(io.LimitReader(response.Body, int64(c.limit)+1))
+	switch {
+	case err != nil:
+		return x.fail(true, fmt.Errorf("read the answer: %w", x.transportError(response.Request.Context(), err)))
+	case len(data) > c.limit:
+		return x.fail(true, fmt.Errorf("%w than %d MiB", ErrTooLarge, c.limit>>20))
+	case out == nil:
 		return nil
 	}
 	if err := json.Unmarshal(data, out); err != nil {
@@ -381,17 +383,6 @@ func (c *Client) target(path string, query url.Values) (string, error) {
 	}
 	u.Path, u.RawPath, u.RawQuery = joined.Path, joined.RawPath, query.Encode()
 	return u.String(), nil
-}
-
-func (x *exchange) read(response *http.Response, limit int) ([]byte, error) {
-	data, err := io.ReadAll(io.LimitReader(response.Body, int64(limit)+1))
-	switch {
-	case err != nil:
-		return nil, x.fail(true, fmt.Errorf("read the answer: %w", x.transportError(response.Request.Context(), err)))
-	case len(data) > limit:
-		return nil, x.fail(true, fmt.Errorf("%w than %d MiB", ErrTooLarge, limit>>20))
-	}
-	return data, nil
 }
 
 func (x *exchange) fail(sent bool, err error) error {

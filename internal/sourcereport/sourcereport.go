@@ -153,3 +153,18 @@ func Withdrawn(err error) bool {
 	}](err)
 	return ok && e.Withdrawn()
 }
+
+// Joined returns the errors in one line; of more than most errors only the first ones.
+func Joined(errs []error, most int) (all error) {
+	for i, err := range errs {
+		switch {
+		case i == most:
+			return fmt.Errorf("%w; and %d more", all, len(errs)-i)
+		case i == 0:
+			all = err
+		default:
+			all = fmt.Errorf("%w; %w", all, err)
+		}
+	}
+	return all
+}

@@ -24,6 +24,7 @@ import (
 	"github.com/svidkit/svidkit/caclient/googlecas"
 	"github.com/svidkit/svidkit/caclient/istioca"
 	"github.com/svidkit/svidkit/internal/metrics"
+	"github.com/svidkit/svidkit/internal/tlsalert"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/sds/xdsproxy"
 	"github.com/svidkit/svidkit/secretcache"
@@ -245,13 +246,9 @@ func replaceable(token func(context.Context) (string, error)) func(context.Conte
 
 // plaintextClient returns a client of HTTP/2 without TLS.
 func (c *Config) plaintextClient() *http.Client {
-	t := &http.Transport{
-		// Without the limit an Envoy waits for minutes to hear that a host is gone.
-		DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext,
-		Protocols:   new(http.Protocols),
-		HTTP2:       &http.HTTP2Config{SendPingTimeout: pingInterval, PingTimeout: pingTimeout},
-	}
-	t.Protocols.SetUnencryptedHTTP2(true)
+	// Without the limit an Envoy waits for minutes to hear that a host is gone.
+	t := tlsalert.NewTransport(nil, true, (&net.Dialer{Timeout: dialTimeout}).DialContext)
+	t.Proxy = nil
 	client := &http.Client{Transport: t}
 	c.clients = append(c.clients, client)
 	return client

@@ -89,7 +89,7 @@ const (
 	meshFile    = "./etc/istio/config/mesh"
 	crlFile     = "./var/run/secrets/istio/crl/ca-crl.pem"
 
-	dialTimeout, pingInterval, pingTimeout = 5 * time.Second, 30 * time.Second, 10 * time.Second // as Istio's agent
+	dialTimeout = 5 * time.Second // as Istio's agent
 
 	certName, keyName, rootsName = "cert-chain.pem", "key.pem", "root-cert.pem"
 )

@@ -404,3 +404,21 @@ func TestControlPlanePolicy(t *testing.T) {
 		require.NoError(t, a.Close())
 	}
 }
+
+// TestPlaintextClient: the client without TLS begins with HTTP/2 and uses no proxy of the environment.
+func TestPlaintextClient(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Proto) }))
+	server.Config.Protocols = new(http.Protocols)
+	server.Config.Protocols.SetUnencryptedHTTP2(true)
+	server.Start()
+	t.Cleanup(server.Close)
+	c := new(Config)
+	client := c.plaintextClient()
+	t.Cleanup(client.CloseIdleConnections)
+	resp := must.Get(client.Get(server.URL))(t)
+	defer resp.Body.Close()
+	assert.Equal(t, "HTTP/2.0", string(must.Get(io.ReadAll(resp.Body))(t)))
+	assert.Nil(t, client.Transport.(*http.Transport).Proxy)
+	assert.Equal(t, []*http.Client{client}, c.clients)
+}

@@ -119,12 +119,6 @@ func (a *access) init(api *kube.Client, every time.Duration, log *slog.Logger) {
 	a.loop.Mu, a.loop.Attempt, a.loop.Slots = &a.mu, a.review, reviewSlots
 }
 
-func (a *access) len() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return len(a.callers)
-}
-
 // decide returns nil if a service account may have the Secrets of its namespace.
 func (a *access) decide(who key) error {
 	a.mu.Lock()

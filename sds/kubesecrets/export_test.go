@@ -60,7 +60,7 @@ type Status struct {
 
 // Status returns the state of s.
 func (s *Source) Status() Status {
-	callers := s.access.len()
+	callers := s.access.places.Held()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return Status{s.err, len(s.objects), s.used, len(s.crowded), callers}

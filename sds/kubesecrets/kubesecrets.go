@@ -365,7 +365,7 @@ func (s *Source) Subscribe(f func(resourceName string)) (cancel func()) { return
 // server as the upstream. The reason why content of a Secret is not in use is with the name, or a problem. The
 // metrics have names that begin with svidkit_kubesecrets.
 func (s *Source) Report() (r report.Report) {
-	idle, callers := s.life.Idle(), s.access.len()
+	idle, callers := s.life.Idle(), s.access.places.Held()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	up := s.err == nil && idle == nil

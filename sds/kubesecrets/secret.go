@@ -205,11 +205,10 @@ func (s *Source) take(ctx context.Context, d *document, c *changes) {
 		now.pair = pairOf(k, d.Data)
 	}
 	var before object
-	hadPair := false
+	hadPair := replaced && old.pair.secret != nil
 	s.mu.Lock()
 	switch {
 	case replaced: // the old Secret's content is not the last good content of the new one
-		hadPair = old.pair.secret != nil
 		s.used -= old.size
 		delete(s.objects, k)
 		old = nil

@@ -49,8 +49,8 @@ type over struct {
 
 func (o *over) Error() string { return "the stream has ended" }
 
-// serveStream returns a method.
-func (h *Handler) serveStream(delta bool) grpchttp.Method {
+// serveStream returns a method, given the part of its name that both services have.
+func (h *Handler) serveStream(method string, fields fields) grpchttp.Method {
 	return func(ctx context.Context, call *grpchttp.Call) error {
 		p := peerkey.HolderOf(call.Request())
 		if err := h.open.Take(p, 1); err != nil {
@@ -59,10 +59,7 @@ func (h *Handler) serveStream(delta bool) grpchttp.Method {
 			return err
 		}
 		defer h.open.Give(p, 1)
-		s := &stream{h: h, call: call, peer: p, method: "Stream", fields: sotwRequest, half: make(chan struct{})}
-		if delta {
-			s.method, s.fields = "Delta", deltaRequest
-		}
+		s := &stream{h: h, call: call, peer: p, method: method, fields: fields, half: make(chan struct{})}
 		s.ctx, s.end = context.WithCancelCause(ctx)
 		defer context.AfterFunc(s.ctx, call.StopReceiving)()
 		defer context.AfterFunc(h.ctx, func() {

@@ -223,8 +223,8 @@ func NewHandler(cfg Config) (*Handler, error) {
 	h.ctx, h.closeAll = context.WithCancel(context.Background())
 	h.grpc = &grpchttp.Handler{
 		Methods: map[string]grpchttp.Method{
-			service + "StreamAggregatedResources": h.serveStream(false),
-			service + "DeltaAggregatedResources":  h.serveStream(true),
+			service + "StreamAggregatedResources": h.serveStream("Stream", sotwRequest),
+			service + "DeltaAggregatedResources":  h.serveStream("Delta", deltaRequest),
 		},
 		Name: "xdsproxy", MaxMessage: cmp.Or(cfg.limits.request, maxRequest), SendTimeout: sendTime,
 		Incoming: grpchttp.NewIncoming("xdsproxy", maxWaiting, maxPeerWaiting),

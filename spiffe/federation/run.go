@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/svidkit/svidkit/internal/certs/bundleorder"
 	"github.com/svidkit/svidkit/internal/files/store"
 	"github.com/svidkit/svidkit/internal/renew"
+	"github.com/svidkit/svidkit/internal/sourcereport"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -105,20 +105,13 @@ const mostMissing = 10
 
 // missing returns an error that names the bundles that are missing.
 func (m *Manager) missing() error {
-	all := slices.DeleteFunc(m.Status(), func(s Status) bool { return s.Bundle != nil })
-	var err error
-	for i, s := range all {
-		why := fmt.Errorf("no bundle of %q: %w", s.TrustDomain, cmp.Or(s.Err, errNoAnswer))
-		switch {
-		case i == 0:
-			err = why
-		case i < mostMissing:
-			err = fmt.Errorf("%w; %w", err, why)
-		case i == mostMissing:
-			err = fmt.Errorf("%w; and %d more", err, len(all)-i)
+	var missing []error
+	for _, s := range m.Status() {
+		if s.Bundle == nil {
+			missing = append(missing, fmt.Errorf("no bundle of %q: %w", s.TrustDomain, cmp.Or(s.Err, errNoAnswer)))
 		}
 	}
-	return m.life.NotReady("federation", err, "a bundle was missing")
+	return m.life.NotReady("federation", sourcereport.Joined(missing, mostMissing), "a bundle was missing")
 }
 
 var errNoAnswer = errors.New("its endpoint has not answered yet")

@@ -80,7 +80,7 @@ func (f *files) take(ctx context.Context, read follow.Files) error {
 	}
 	notes = append(notes, f.doubts(bundles, now)...)
 	f.publish(ctx, old, bundles, notes)
-	return joined(refused)
+	return sourcereport.Joined(refused, maxNotes)
 }
 
 // find returns the files of the directory: the identity file and the bundle files. While the directory cannot be read,
@@ -113,21 +113,6 @@ func (f *files) arrange(read follow.Files) {
 		}
 	}
 	f.of, f.parts = of, parts
-}
-
-// joined returns the errors in one line; of many errors only the first ones.
-func joined(errs []error) (all error) {
-	for i, err := range errs {
-		if i == maxNotes {
-			return fmt.Errorf("%w; and %d more", all, len(errs)-i)
-		}
-		if all == nil {
-			all = err
-		} else {
-			all = fmt.Errorf("%w; %w", all, err)
-		}
-	}
-	return all
 }
 
 // open returns the contents of a file.
@@ -265,7 +250,7 @@ func (f *files) bundles(old *spiffe.BundleSet) (*spiffe.BundleSet, []error, erro
 	if set.Equal(old) {
 		set = old
 	}
-	return set, notes, joined(refused)
+	return set, notes, sourcereport.Joined(refused, maxNotes)
 }
 
 // maxFound is how many bundle files of a directory are read.

@@ -15,8 +15,8 @@ import (
 const ticketPrefix = "svidkit/spiffetls/1:"
 
 // maxTicketEntry keeps tickets, which hold the chain twice, well below the 64 KiB that fit into a message.
-// A client with a longer chain gets a ticket that will be declined.
-const maxTicketEntry = 16 << 10
+// A client with a longer chain, of more than four certificates of ML-DSA-65, gets a ticket that will be declined.
+const maxTicketEntry = 24 << 10
 
 // checkTickets makes a server with the configuration c decline a session ticket, so that a full handshake follows,
 // if the session's client would now be refused, or if the server now has another certificate or none.
@@ -27,6 +27,8 @@ func (e *Endpoint) checkTickets(c *tls.Config) {
 	c.WrapSession = func(cs tls.ConnectionState, ss *tls.SessionState) ([]byte, error) {
 		if entry := e.ticketEntry(cs.PeerCertificates); entry != nil {
 			ss.Extra = append(ss.Extra, entry)
+		} else { // declined; without the chain, as one of twelve certificates of ML-DSA-65 is longer than a ticket
+			ss = &tls.SessionState{}
 		}
 		return c.EncryptTicket(cs, ss)
 	}

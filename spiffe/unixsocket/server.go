@@ -243,11 +243,18 @@ func (s *Server) warn(dir string, err error) {
 
 // open makes the socket in an open directory, in the place of a dead one.
 func (s *Server) open(root *os.Root, dir, name string) (net.Listener, fs.FileInfo, error) {
-	unlock, err := lockDir(root)
-	if err != nil {
-		return nil, nil, fmt.Errorf("lock the directory: %w", err)
+	if flock.Supported {
+		// The lock lasts until the end of open or of the process, and leaves no file behind. Every process that may
+		// read the directory can hold it for any time, so after lockTime open goes on without it.
+		lock, err := root.Open(".")
+		if err == nil {
+			defer lock.Close()
+			_, err = flock.TryLockFor(lock, lockTime)
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("lock the directory: %w", err)
+		}
 	}
-	defer unlock()
 	if err := removeDead(root, s.Path, name); err != nil {
 		return nil, nil, err
 	}
@@ -359,24 +366,6 @@ func Limit(l net.Listener, descriptors int, logger *slog.Logger) net.Listener {
 	total := max(conns.Max(defaultMaxConns*descriptors)/descriptors, 1)
 	return conns.Listen(l, conns.Options{Total: total, Each: max(total*2/3, 1), Descriptors: descriptors,
 		Peer: holder, Refused: refusals(logger, l.Addr().String())}).Closing()
-}
-
-// lockDir waits for the lock on a directory, which lasts until unlock or the end of the process, and leaves
-// no file behind. Every process that may read the directory can hold it for any time, so lockDir stops waiting
-// after lockTime and goes on without the lock. Without flock it does nothing.
-func lockDir(dir *os.Root) (unlock func(), err error) {
-	if !flock.Supported {
-		return func() {}, nil
-	}
-	f, err := dir.Open(".")
-	if err != nil {
-		return nil, err
-	}
-	if _, err := flock.TryLockFor(f, lockTime); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return func() { f.Close() }, nil
 }
 
 // removeDead removes the socket with the path, and the name in root, if no server listens on it.

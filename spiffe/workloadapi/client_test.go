@@ -125,7 +125,7 @@ func TestFetchJWTSVID(t *testing.T) {
 			"must begin with": {Svids: []*wire.JWTSVID{{Svid: "x"}}},
 			"svid is empty":   {Svids: []*wire.JWTSVID{token(web, ""), {SpiffeId: web.String()}}},
 			"\"x\"":           {Svids: []*wire.JWTSVID{{SpiffeId: "x", Svid: "x"}}},
-			"more than 256":   {Svids: slices.Repeat([]*wire.JWTSVID{token(web, "")}, 257)},
+			"more than 512":   {Svids: slices.Repeat([]*wire.JWTSVID{token(web, "")}, 513)},
 		} {
 			answer = m
 			_, err := c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "x")
@@ -534,9 +534,9 @@ func TestAnswerLimits(t *testing.T) {
 		assert.NoError(t, err)
 		c.send(&wire.ValidateJWTSVIDResponse{SpiffeId: id, Claims: s})
 	}))
-	size = 1<<20 - 100
+	size = 2<<20 - 100
 	must.Get(c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a"))(t)
-	size = 1 << 20
+	size = 2 << 20
 	require.ErrorContains(t, must.Err(c.FetchJWTSVIDs(t.Context(), spiffe.ID{}, "a")), "larger than the limit")
 	size = 128<<10 - 100
 	must.Get2(c.ValidateJWTSVID(t.Context(), "a", "token"))(t)

@@ -240,7 +240,7 @@ func TestDiscard(t *testing.T) {
 			m.Svids = append(m.Svids, bad)
 			return m
 		}(), "SVID 2"},
-		"too many SVIDs": {&wire.X509SVIDResponse{Svids: slices.Repeat([]*wire.X509SVID{{}}, workloadapi.MaxIdentities+1)}, "the limit is 256"},
+		"too many SVIDs": {&wire.X509SVIDResponse{Svids: slices.Repeat([]*wire.X509SVID{{}}, workloadapi.MaxIdentities+1)}, "the limit is 512"},
 	}
 	for _, f := range spiffetest.Faults() {
 		if rule := f.Rule; !slices.Contains([]string{"X5-30", "X5-31", "X5-38", "X5-39"}, rule) { // those are the peers' business, or of TestExtendedKeyUsages

@@ -45,7 +45,7 @@
 //
 // # Limits
 //
-// A client accepts messages of at most 64 MiB, with 256 SVIDs, 10,000 elements, and 1 MiB and 1,000 authorities for
+// A client accepts messages of at most 64 MiB, with 512 SVIDs, 10,000 elements, and 1 MiB and 1,000 authorities for
 // each bundle. It refuses compressed messages.
 package workloadapi
 
@@ -59,10 +59,10 @@ const SocketEnv = "SPIFFE_ENDPOINT_SOCKET"
 // Limits on received messages.
 const (
 	maxMessage     = 64 << 20         // bytes of a message
-	maxTokens      = 1 << 20          // bytes of a response with tokens
+	maxTokens      = 2 << 20          // bytes of a response with tokens: 256 of ML-DSA-65 have 1.2 MB
 	maxClaims      = 128 << 10        // bytes of a response with claims, which grow in memory
 	maxElements    = 10_000           // elements of a message: SVIDs, bundles and CRLs together
-	maxIdentities  = 256              // SVIDs of a message
+	maxIdentities  = 512              // SVIDs of a message: 256, each with an alternative
 	maxNotes       = 100              // about skipped parts of a message
 	maxBundleNotes = 10               // about skipped parts of a bundle
 	callTimeout    = 30 * time.Second // for a call that is not a stream

@@ -33,7 +33,7 @@ func newQuantum(t *testing.T) *twoRoots {
 	q := &twoRoots{td: spiffe.MustParseTrustDomain("example.org")}
 	root := func(alg string) *pki.Issuer {
 		return must.Get(pki.NewRoot(must.Get(pki.NewKey(alg))(t), pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(q.td.ID())},
-			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}))(t)
+			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(2 * time.Hour)}))(t)
 	}
 	q.classical, q.mldsa = root("ecdsa-p256"), root("ml-dsa-65")
 	b := must.Get(spiffe.NewBundle(q.td, spiffe.BundleContents{

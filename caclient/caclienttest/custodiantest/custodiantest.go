@@ -280,7 +280,7 @@ func (s *suite) token(t *testing.T, key crypto.Signer) {
 // unsupported asks for algorithms that there are not.
 func (s *suite) unsupported(t *testing.T) {
 	c, prefix := s.start(t), newPrefix()
-	unknown := []string{"", "ECDSA-P256", "ecdsa-p224", "rsa-1024", "dsa", "x25519", "aes256-gcm96"}
+	unknown := []string{"", "ECDSA-P256", "ecdsa-p224", "rsa-1024", "dsa", "x25519", "aes256-gcm96", "ml-dsa-44", "ml-dsa-65"}
 	for i, algorithm := range append(unknown, algorithms...) {
 		if slices.Contains(s.o.Algorithms, algorithm) {
 			continue

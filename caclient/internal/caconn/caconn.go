@@ -370,11 +370,8 @@ func (s *Status) Error() string {
 // error is a [*caclient.Error] with a kind from the status, or says that ctx is done.
 func (c *Conn) Do(ctx context.Context, r Request, answer any) error {
 	body, err := c.do(ctx, r)
-	if err != nil {
+	if err != nil || answer == nil {
 		return err
-	}
-	if answer == nil {
-		return nil
 	}
 	if err := json.Unmarshal(body, answer); err != nil { // whose errors may quote the answer, but no text of it
 		return c.Error(r.Op, caclient.ErrBadAnswer,
@@ -449,8 +446,7 @@ func (c *Conn) judge(r Request, resp *http.Response, body []byte) ([]byte, error
 	if e.Kind == caclient.ErrUnavailable { // the kind itself
 		e.RetryAfter = kube.RetryAfter(resp.Header)
 	}
-	switch e.Kind {
-	case caclient.ErrUnauthenticated, caclient.ErrDenied, caclient.ErrUnavailable:
+	if e.Kind != caclient.ErrInvalid {
 		c.Reconnect()
 	}
 	return nil, e

@@ -1,8 +1,6 @@
 package istioca
 
 import (
-	"errors"
-
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/svidkit/svidkit/internal/protofield"
@@ -15,14 +13,6 @@ type request struct {
 	validity    int64  // seconds
 	signer      string // metadata CertSigner
 	impersonate string // metadata ImpersonatedIdentity
-}
-
-func readRequest(msg []byte) (*request, error) {
-	r := new(request)
-	if protofield.Read(msg, r.read) != nil {
-		return nil, errors.New("the message is not an IstioCertificateRequest")
-	}
-	return r, nil
 }
 
 func (r *request) read(f *protofield.Field) {

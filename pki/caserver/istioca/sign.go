@@ -13,6 +13,7 @@ import (
 
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/grpchttp"
+	"github.com/svidkit/svidkit/internal/protofield"
 	"github.com/svidkit/svidkit/internal/retry"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca"
@@ -79,9 +80,9 @@ func (s *Server) authenticate(r *http.Request) (*authn.Caller, error) {
 // sign returns the chain for a request, which has been checked.
 func (s *Server) sign(ctx context.Context, c *caservice.Call, caller *authn.Caller,
 	msg []byte) ([]*x509.Certificate, error) {
-	r, err := readRequest(msg)
-	if err != nil {
-		return nil, s.badCSR(err)
+	r := new(request)
+	if protofield.Read(msg, r.read) != nil {
+		return nil, s.badCSR(errors.New("the message is not an IstioCertificateRequest"))
 	}
 	grant, err := s.grant(ctx, caller, r)
 	if err != nil {

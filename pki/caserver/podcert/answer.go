@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/kube"
@@ -95,12 +96,8 @@ func (r *request) size() int {
 
 // answered reports whether the request has an answer; answers are final.
 func (r *request) answered() bool {
-	for _, c := range r.Status.Conditions {
-		if c.Type == issued || c.Type == denied || c.Type == failed {
-			return true
-		}
-	}
-	return r.Status.CertificateChain != ""
+	final := func(c condition) bool { return c.Type == issued || c.Type == denied || c.Type == failed }
+	return r.Status.CertificateChain != "" || slices.ContainsFunc(r.Status.Conditions, final)
 }
 
 // conclude returns an answer without a certificate.
