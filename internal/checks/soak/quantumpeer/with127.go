@@ -56,8 +56,9 @@ func leaves(s *spiffe.SVID) []*x509.Certificate {
 // root is one of the roots of the CA.
 type root struct{ Algorithm, Phase string }
 
-// authority is the CA, with its record in the working directory. A line is an order: "keys NAMES" ends it and opens it
-// again with these kinds of roots, as a new configuration does, "rotate" rotates them, "status" says what there is.
+// authority is a CA of two replicas, with their record in the working directory, which take turns. A line is an order:
+// "keys NAMES" ends one after the other and opens it again with these kinds of roots, as a new configuration does, "rotate"
+// rotates them, "status" says what there is.
 func authority(in *bufio.Scanner) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -65,33 +66,38 @@ func authority(in *bufio.Scanner) error {
 	if err != nil {
 		return err
 	}
-	var now atomic.Pointer[ca.Authority]
-	end := func() {}
+	var replicas [2]atomic.Pointer[ca.Authority]
+	ends := [2]func(){func() {}, func() {}}
 	open := func(keys string) error {
-		a, err := ca.Open(ctx, ca.Config{
-			TrustDomain: td, Create: true, DefaultTTL: life, MaxTTL: life, Backdate: 2 * time.Second, RefreshHint: time.Second,
-			Algorithms: spiffe.AnyAlgorithm(), Rotation: ca.Rotation{KeyAlgorithm: keys, RootTTL: rootLife, Propagation: propagation},
-			Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})),
-		}, store)
-		if err != nil {
-			return err
-		}
-		end() // the one before has signed until now
-		ctx, cancel := context.WithCancel(ctx)
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			if err := a.Run(ctx); err != nil {
-				fmt.Fprintln(os.Stderr, "CA:", err)
+		for i := range replicas {
+			a, err := ca.Open(ctx, ca.Config{
+				TrustDomain: td, Create: true, DefaultTTL: life, MaxTTL: life, Backdate: 2 * time.Second, RefreshHint: time.Second,
+				Algorithms: spiffe.AnyAlgorithm(), Rotation: ca.Rotation{KeyAlgorithm: keys, RootTTL: rootLife, Propagation: propagation},
+				Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)).With("replica", i),
+			}, store)
+			if err != nil {
+				return err
 			}
-		}()
-		now.Store(a)
-		end = func() { cancel(); <-done }
+			ends[i]() // the one before has signed until now
+			ctx, cancel := context.WithCancel(ctx)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				if err := a.Run(ctx); err != nil {
+					fmt.Fprintln(os.Stderr, "CA:", err)
+				}
+			}()
+			replicas[i].Store(a)
+			ends[i] = func() { cancel(); <-done }
+			time.Sleep(time.Second) // with other settings than the other
+		}
 		return nil
 	}
 	if err := open("ecdsa-p256"); err != nil {
 		return err
 	}
+	var turn atomic.Uint32
+	now := func() *ca.Authority { return replicas[turn.Add(1)%2].Load() }
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /sign", func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
@@ -99,7 +105,7 @@ func authority(in *bufio.Scanner) error {
 		if err == nil {
 			var csr *pki.CSR
 			if csr, err = pki.ParseCSR(body); err == nil {
-				chain, err = now.Load().Sign(r.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID("spiffe://example.org" + r.FormValue("path"))})
+				chain, err = now().Sign(r.Context(), ca.Request{CSR: csr, ID: spiffe.MustParseID("spiffe://example.org" + r.FormValue("path"))})
 			}
 		}
 		if err != nil {
@@ -111,7 +117,7 @@ func authority(in *bufio.Scanner) error {
 		}
 	})
 	mux.HandleFunc("GET /bundle", func(w http.ResponseWriter, r *http.Request) {
-		b := now.Load().Bundle()
+		b := now().Bundle()
 		if r.FormValue("form") == "der" {
 			for c := range b.X509Authorities() {
 				_, _ = w.Write(c.Raw)
@@ -134,15 +140,16 @@ func authority(in *bufio.Scanner) error {
 	go func() { _ = server.Serve(l) }()
 	say("http://" + l.Addr().String())
 	for in.Scan() {
+		first := replicas[0].Load()
 		order, keys, _ := strings.Cut(in.Text(), " ")
 		switch order {
 		case "keys":
 			err = open(keys)
 		case "rotate":
-			_, err = now.Load().Rotate(ctx)
+			_, err = first.Rotate(ctx)
 		}
 		var roots []root
-		for _, k := range now.Load().Status().Roots {
+		for _, k := range replicas[0].Load().Status().Roots {
 			roots = append(roots, root{k.Certificate.PublicKeyAlgorithm.String(), k.Phase})
 		}
 		text := ""
@@ -151,7 +158,9 @@ func authority(in *bufio.Scanner) error {
 		}
 		say(map[string]any{"Roots": slices.Clip(roots), "Err": text})
 	}
-	end()
+	for _, end := range ends {
+		end()
+	}
 	return nil
 }
 
