@@ -13,9 +13,9 @@
 // or with the address in SPIFFE_ENDPOINT_SOCKET, until it is interrupted or has made -requests requests. If
 // SPIFFE_CREDENTIAL_FOLDER names a directory, such as a volume that the kubelet keeps up to date, the identity comes
 // from there, without an agent. With -url it calls another service instead of itself. With -health-addr
-// 127.0.0.1:15026 it serves /ready, /live and /metrics; dashboard.json shows the metrics in Grafana. After SIGTERM
-// /ready says "draining" for the duration of -drain while requests are answered; then the service ends with its last
-// request.
+// 127.0.0.1:15026 it serves /ready, /live and /metrics; dashboard.json shows the metrics in Grafana. -algorithms and
+// -require-mlkem say which keys and key exchanges it takes: see ../QUANTUM.md. After SIGTERM /ready says "draining" for
+// the duration of -drain while requests are answered; then the service ends with its last request.
 package main
 
 import (
@@ -150,7 +150,11 @@ func open(ctx context.Context, o options, log *slog.Logger) (source.Source, erro
 func run(ctx context.Context, o options, out io.Writer) error {
 	starting, stop := context.WithTimeout(ctx, o.wait)
 	defer stop()
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	level := slog.LevelWarn
+	if o.algorithms != (spiffe.Algorithms{}) {
+		level = slog.LevelInfo // it names the peers that are left without ML-DSA
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	src, err := open(starting, o, log)
 	if err != nil {
 		return err
@@ -235,6 +239,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		fmt.Fprintf(out, "draining for %v\n", o.drain)
 		time.Sleep(o.drain)
 	}
+	client.CloseIdleConnections() // one to this service itself, whose request was cancelled, would be waited for
 	ending, end := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer end()
 	return errors.Join(err, server.Shutdown(ending)) // answer requests under way

@@ -86,6 +86,11 @@ func TestExitCodes(t *testing.T) {
 		{made + dir + "/none.json", "", "none.json: file does not exist", 1},
 		{made + bad, "", bad + `: line 2, column 13: "workload" is not known here: the file can have brokers, workloads`, 1},
 		{made + open, "", "chmod", 1},
+		{"-keys ed25519", "", `-keys: "ed25519" is none of ecdsa-p256`, 2},
+		{"-keys ecdsa-p256,rsa-2048", "", "-keys: of two, one is of ML-DSA, and the other is not", 2},
+		{"-ca spire:unix:///s -keys rsa-2048", "", "there is no -keys: that agent makes the keys", 2},
+		{"-algorithms ecdsa,x", "", "-algorithms: ", 2},
+		{made + dir + "/good.json -ca-option root-keys=ed25519", "", `-ca-option root-keys: "ed25519" is none of`, 2},
 		{"-broker unix:///b", "", "-broker and -broker-id go together\n", 2},
 		{"-broker-id spiffe://example.org/agent", "", "-broker and -broker-id go together\n", 2},
 		{"-broker unix:///b -broker-id agent", "", "-broker-id: ", 2},
@@ -344,7 +349,7 @@ func TestReadme(t *testing.T) {
 		assert.Contains(t, string(readme), "`"+flag[1], "README.md has each flag")
 	}
 	unknown := must.Get(os.ReadFile("ca.go"))(t)
-	for _, option := range regexp.MustCompile(`c(?:a)?\.(?:option|chosen)\("([a-z]+)"\)`).FindAllStringSubmatch(string(unknown), -1) {
+	for _, option := range regexp.MustCompile(`c(?:a)?\.(?:option|chosen)\("([a-z-]+)"\)`).FindAllStringSubmatch(string(unknown), -1) {
 		assert.Contains(t, string(readme), "`"+option[1], "and each option")
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -38,7 +40,7 @@ func TestKeys(t *testing.T) {
 	const classical, both, quantum, any = "ecdsa,rsa,ed25519", "ecdsa-p256,ml-dsa-65", "ml-dsa-44,ml-dsa-65", "ecdsa,ml-dsa-65"
 	for _, step := range []struct {
 		keys, algorithms string
-		peer             string // the kind of key that both sides of a connection see
+		peer             string // the kind of key that each side of a connection sees
 		file             string // the kinds of keys that have to be allowed for the file
 	}{
 		{"ecdsa-p256", classical, "ecdsa", classical},
@@ -49,9 +51,13 @@ func TestKeys(t *testing.T) {
 		{both, any, "ml-dsa-65", classical},
 		{"ecdsa-p256", any, "ecdsa", classical},
 	} {
-		roots, ca := step.keys, filepath.Join(dir, "ca-"+step.keys) // new, as its second root signs after a day
+		token := "ES256"
+		if step.file == quantum {
+			token = "ML-DSA-65"
+		}
+		roots, ca := step.keys, filepath.Join(dir, "ca-"+step.keys) // of its own, as a second root signs after 25 minutes
 		agent := programtest.Start(t, filepath.Join(programs, "workload-agent"), nil, nil, "-trust-domain", "example.org", "-ca", "dir:"+ca,
-			"-ca-option", "create=true", "-ca-option", "root-keys="+roots, "-keys", step.keys, "-file", config, "-socket", filepath.Join(dir, "agent.sock"),
+			"-ca-option", "create=true", "-ca-option", "root-keys="+roots, "-ca-option", "algorithm="+token, "-keys", step.keys, "-file", config, "-socket", filepath.Join(dir, "agent.sock"),
 			"-admin", "127.0.0.1:0", "-algorithms", step.algorithms)
 		agent.Addr("ready")
 		service := func(args ...string) (p *programtest.Program, url, metrics string) {
@@ -87,6 +93,19 @@ func TestKeys(t *testing.T) {
 			assert.Contains(t, svid(1, append(judged, pair)...), "the kind of key is not allowed: ml-dsa-65 is none of ecdsa,rsa,ed25519")
 			assert.Contains(t, svid(1, "doctor"), "-algorithms")
 			assert.Contains(t, svid(0, "inspect", "-algorithms", quantum, pair), "ML-DSA-65")
+		}
+		out := filepath.Join(dir, "fetched")
+		svid(0, "fetch", "-dir", out, "-jwt", "db=token")
+		verify := func(code int, more ...string) string {
+			return svid(code, slices.Concat([]string{"verify", "-allow", "*", "-socket", socket, "-audience", "db"}, more,
+				[]string{filepath.Join(out, "token")})...)
+		}
+		verify(0, "-algorithms", step.file)
+		client := must.Get(workloadapi.NewClient(socket, nil))(t)
+		must.Get2(client.ValidateJWTSVID(t.Context(), "db", strings.TrimSpace(string(must.Get(os.ReadFile(filepath.Join(out, "token")))(t)))))(t)
+		client.CloseIdleConnections()
+		if step.file == quantum {
+			assert.Contains(t, verify(1), "the kind of key is not allowed")
 		}
 		agent.Stop()
 	}
