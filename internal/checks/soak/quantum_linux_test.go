@@ -419,11 +419,12 @@ func TestQuantumPage(t *testing.T) {
 	states := []string{"old", "default", "verifies", "both", "new"}
 	assert.Contains(t, page, "\n| client | "+strings.Join(states, " server | ")+" server |\n")
 	for _, client := range states {
-		row := "\n| " + client + " |"
+		var row strings.Builder
+		row.WriteString("\n| " + client + " |")
 		for _, server := range states {
-			row += " " + words[quantumPairs[client][server]] + " |"
+			row.WriteString(" " + words[quantumPairs[client][server]] + " |")
 		}
-		assert.Contains(t, page, row+"\n")
+		assert.Contains(t, page, row.String()+"\n")
 	}
 }
 
