@@ -82,6 +82,7 @@ type quantum struct {
 	t         *testing.T
 	binaries  quantumBinaries
 	dir, url  string
+	life      time.Duration // of certificates
 	ca        *process
 	workloads map[string]*quantumWorkload
 	met       map[string]int // handshakes by the states of both sides
@@ -99,6 +100,7 @@ type quantumStatus struct {
 	Metrics string
 	Roots   int
 	Issuers map[string]string
+	Stood   time.Duration
 }
 
 type quantumSeen struct {
@@ -110,12 +112,17 @@ type quantumSeen struct {
 type quantumRoots struct {
 	Roots []struct{ Algorithm, Phase string }
 	Err   string
+	Stood time.Duration
 }
 
 func newQuantum(t *testing.T) *quantum {
 	t.Helper()
 	q := &quantum{t: t, binaries: buildQuantum(t), dir: t.TempDir(), workloads: map[string]*quantumWorkload{}, met: map[string]int{}}
-	q.ca, _ = q.run("ca", q.binaries.now)
+	q.life = 12 * time.Second
+	if *long {
+		q.life = 30 * time.Second
+	}
+	q.ca, _ = q.run("ca", q.binaries.now, "-life", q.life.String())
 	require.True(t, q.ca.out.Scan(), "the CA has ended")
 	require.NoError(t, json.Unmarshal(q.ca.out.Bytes(), &q.url))
 	return q
@@ -225,6 +232,9 @@ func (q *quantum) judge(name string, count bool) {
 	w := q.workloads[name]
 	status := w.status(q.t)
 	for server, seen := range status.Servers {
+		if seen.Failed > 0 {
+			q.excuse()
+		}
 		require.Zero(q.t, seen.Failed, "%s to %s: %v", name, server, seen.Errors)
 		other := strings.TrimRight(server, "0123456789")
 		if other == "release" {
@@ -240,7 +250,24 @@ func (q *quantum) judge(name string, count bool) {
 			q.resumed += seen.Resumed
 		}
 	}
+	if len(status.failures()) > 0 {
+		q.excuse()
+	}
 	require.Empty(q.t, status.failures(), name)
+}
+
+// excuse skips a test that has seen a failure on a machine so busy that processes stood still while certificates expire.
+func (q *quantum) excuse() {
+	q.t.Helper()
+	var ca quantumRoots
+	q.ca.ask(q.t, "status", &ca)
+	stood := ca.Stood
+	for _, w := range q.workloads {
+		stood = max(stood, w.status(q.t).Stood)
+	}
+	if stood > q.life/6 {
+		q.t.Skipf("a process stood still for %v, and certificates live for %v: the machine is too busy", stood, q.life)
+	}
 }
 
 // order gives the CA an order.
@@ -291,7 +318,7 @@ func (q *quantum) until(what string, good func() bool) {
 		for name := range q.workloads {
 			q.judge(name, false)
 		}
-		require.Less(q.t, time.Since(began), 2*time.Minute, "waiting for %s; the roots are %s", what, q.order("status"))
+		require.Less(q.t, time.Since(began), 4*time.Minute, "waiting for %s; the roots are %s", what, q.order("status"))
 		time.Sleep(250 * time.Millisecond)
 	}
 	q.t.Logf("%s %s: after %v, with %v", time.Now().Format(time.TimeOnly), what, time.Since(began).Round(time.Second/10), slices.Sorted(maps.Keys(q.workloads)))
@@ -336,7 +363,7 @@ func TestQuantum(t *testing.T) {
 	rounds.Slow(t)
 	end := time.Now()
 	if *long {
-		end = end.Add(30 * time.Minute)
+		end = end.Add(*lasts / 4)
 	}
 	q := newQuantum(t)
 	olds := func() {

@@ -19,6 +19,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/pki"
@@ -33,10 +34,12 @@ func main() {
 	path := flag.String("path", "/web", "of the ID")
 	form := flag.String("form", "document", "of the bundle: document or der")
 	pause := flag.Duration("pause", 200*time.Millisecond, "between two handshakes with a server")
+	life := flag.Duration("life", 12*time.Second, "of the CA's certificates; new roots sign after a third of it")
 	flag.Parse()
+	go watch()
 	var err error
 	if *ca == "" {
-		err = authority(bufio.NewScanner(os.Stdin))
+		err = authority(bufio.NewScanner(os.Stdin), *life)
 	} else {
 		err = workload(*state, &client{*ca, *path, *form}, *pause)
 	}
@@ -47,6 +50,19 @@ func main() {
 }
 
 func say(v any) { _ = json.NewEncoder(os.Stdout).Encode(v) }
+
+var longest atomic.Int64
+
+// watch notes for how long this process has stood still, at most.
+func watch() {
+	for last := time.Now(); ; {
+		time.Sleep(50 * time.Millisecond)
+		longest.Store(max(longest.Load(), int64(time.Since(last))))
+		last = time.Now()
+	}
+}
+
+func stood() time.Duration { return time.Duration(longest.Load()) }
 
 var td = spiffe.MustParseTrustDomain("example.org")
 
@@ -112,6 +128,7 @@ type status struct {
 	Metrics string
 	Roots   int               // in its bundle
 	Issuers map[string]string // of its certificates: the algorithm of the signature, by that of the key
+	Stood   time.Duration
 }
 
 type work struct {
@@ -127,7 +144,7 @@ func workload(state string, ca *client, pause time.Duration) error {
 	defer cancel()
 	config := secretcache.Config{ID: spiffe.MustParseID("spiffe://example.org" + ca.path), CA: ca, Timeout: 2 * time.Second}
 	var metrics spiffetls.Metrics
-	tlsConfig := spiffetls.Config{Allow: spiffe.AllowMembersOf(td), Metrics: &metrics}
+	tlsConfig := spiffetls.Config{Allow: spiffe.AllowMembersOf(td), Metrics: &metrics, HandshakeTimeout: time.Minute}
 	if err := configure(state, &config, &tlsConfig); err != nil {
 		return err
 	}
@@ -188,7 +205,7 @@ func workload(state string, ca *client, pause time.Duration) error {
 			if err := metrics.Report().Metrics(&text); err != nil {
 				return err
 			}
-			st := status{Metrics: text.String(), Issuers: map[string]string{}}
+			st := status{Metrics: text.String(), Issuers: map[string]string{}, Stood: stood()}
 			if b, err := m.Bundle(td); err == nil {
 				for range b.X509Authorities() {
 					st.Roots++
@@ -250,14 +267,14 @@ func (w *work) note(s *seen, err error) {
 
 // once makes a connection, reads a line, and notes what both sides presented.
 func (w *work) once(ctx context.Context, addr string, sessions tls.ClientSessionCache, s *seen) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	below, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return err
 	}
 	defer below.Close()
-	_ = below.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = below.SetDeadline(time.Now().Add(2 * time.Minute))
 	var conn *tls.Conn
 	if sessions == nil {
 		conn, err = w.client.Client(ctx, below, addr)

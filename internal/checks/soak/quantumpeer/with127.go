@@ -59,7 +59,7 @@ type root struct{ Algorithm, Phase string }
 // authority is a CA of two replicas, with their record in the working directory, which take turns. A line is an order:
 // "keys NAMES" ends one after the other and opens it again with these kinds of roots, as a new configuration does, "rotate"
 // rotates them, "status" says what there is.
-func authority(in *bufio.Scanner) error {
+func authority(in *bufio.Scanner, life time.Duration) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	store, err := ca.NewDirStore("ca")
@@ -72,7 +72,7 @@ func authority(in *bufio.Scanner) error {
 		for i := range replicas {
 			a, err := ca.Open(ctx, ca.Config{
 				TrustDomain: td, Create: true, DefaultTTL: life, MaxTTL: life, Backdate: 2 * time.Second, RefreshHint: time.Second,
-				Algorithms: spiffe.AnyAlgorithm(), Rotation: ca.Rotation{KeyAlgorithm: keys, RootTTL: rootLife, Propagation: propagation},
+				Algorithms: spiffe.AnyAlgorithm(), Rotation: ca.Rotation{KeyAlgorithm: keys, RootTTL: 13 * life / 2, Propagation: life / 3},
 				Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)).With("replica", i),
 			}, store)
 			if err != nil {
@@ -156,16 +156,10 @@ func authority(in *bufio.Scanner) error {
 		if err != nil {
 			text = err.Error()
 		}
-		say(map[string]any{"Roots": slices.Clip(roots), "Err": text})
+		say(map[string]any{"Roots": slices.Clip(roots), "Err": text, "Stood": stood()})
 	}
 	for _, end := range ends {
 		end()
 	}
 	return nil
 }
-
-const (
-	life        = 8 * time.Second // of a certificate
-	propagation = 3 * time.Second
-	rootLife    = 60 * time.Second
-)
