@@ -74,7 +74,6 @@ func TestQuantumFigures(t *testing.T) {
 		}
 		rows = append(rows, row)
 	}
-	timed("make a key", func(d *figures) func() { return func() { must.Do(pki.NewKey(d.alg)) } })
 	timed("sign", func(d *figures) func() { return func() { d.sign() } })
 	timed("verify a signature", func(d *figures) func() {
 		signature := d.sign()
@@ -82,10 +81,6 @@ func TestQuantumFigures(t *testing.T) {
 	})
 	timed("verify an X.509-SVID, the first time", func(d *figures) func() {
 		return func() { must.Do(d.verifier().VerifyChain(d.svid.Chain(), spiffe.ServerRole)) }
-	})
-	timed("verify an X.509-SVID again", func(d *figures) func() {
-		v := d.verifier()
-		return func() { must.Do(v.VerifyChain(d.svid.Chain(), spiffe.ServerRole)) }
 	})
 	timed("mTLS, full handshake, both sides", func(d *figures) func() { return func() { d.handshake(nil) } })
 	timed("mTLS, resumed handshake, both sides", func(d *figures) func() {
