@@ -3,6 +3,7 @@
 package authn_test
 
 import (
+	"crypto/tls"
 	"crypto/x509"
 	"net/http"
 	"net/http/httptest"
@@ -17,6 +18,7 @@ import (
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/internal/test/quantum"
 	"github.com/svidkit/svidkit/pki"
+	"github.com/svidkit/svidkit/spiffe"
 )
 
 // element is what a proxy writes about a client, as Envoy does: Cert and Chain are PEM with the escapes of a URL.
@@ -83,5 +85,28 @@ func TestQuantumHeaders(t *testing.T) {
 		require.NoError(t, err)
 		_ = resp.Body.Close()
 		assert.Equal(t, size, got)
+	}
+}
+
+// TestQuantumNamed: a caller that is known by another name than a SPIFFE ID has no key of ML-DSA.
+func TestQuantumNamed(t *testing.T) {
+	t.Parallel()
+	classical, ml := quantum.Root(t, "ecdsa-p256"), quantum.Root(t, "ml-dsa-65")
+	a := must.Get(authn.NamedCertificate(quantum.TrustDomain, quantum.Bundle(t, classical.Certificate(), ml.Certificate()),
+		func(*x509.Certificate) (string, error) { return "web", nil }))(t)
+	for _, c := range []struct {
+		issuer *pki.Issuer
+		key    string
+		ok     bool
+	}{{classical, "ecdsa-p256", true}, {classical, "ml-dsa-44", false}, {ml, "ecdsa-p256", false}, {ml, "ml-dsa-65", false}} {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.TLS = &tls.ConnectionState{PeerCertificates: quantum.SVID(t, c.issuer, c.key, "web").Chain()}
+		_, err := a.Authenticate(r)
+		if c.ok {
+			assert.NoError(t, err)
+		} else {
+			assert.ErrorIs(t, err, spiffe.ErrAlgorithm)
+			assert.ErrorIs(t, err, authn.ErrRefused)
+		}
 	}
 }

@@ -131,6 +131,24 @@ func TestRateLogOf(t *testing.T) {
 	})
 }
 
+// TestRateLogOfLevels: names that only inform take no lines from names that warn.
+func TestRateLogOfLevels(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		out := &lines{}
+		log := ratelog.New(out.logger(), 0)
+		for i := range 20 {
+			log.LogOf(slog.LevelInfo, fmt.Sprint("name ", i), "old key", "classical")
+		}
+		log.LogOf(slog.LevelWarn, "one", "refused", "denied", slog.Int("i", 1))
+		log.LogOf(slog.LevelWarn, "another", "refused", "denied", slog.Int("i", 2))
+		got := out.take()
+		require.Len(t, got, 12+1+2)
+		assert.Contains(t, got[14], "i=2")
+		time.Sleep(3 * time.Minute)
+	})
+}
+
 func TestRateLogWarnSilent(t *testing.T) { // not parallel, as it counts allocations
 	ratelog.New(nil, 0).Warn("refused", "for no reason")
 	out := &lines{}

@@ -198,7 +198,7 @@ func (e Expectation) Verify(chain []*x509.Certificate, bundles spiffe.BundleSour
 	if err != nil {
 		return nil, &spiffe.VerifyError{Stage: "bundle", Err: err}
 	}
-	path, err := certchain.Path(chain, b.CertPool(), usages, now, nil)
+	path, err := certchain.Path(chain, b.CertPool(), usages, now, spiffe.AnyAlgorithm().Check)
 	if err != nil {
 		v := &spiffe.VerifyError{Stage: "chain", Err: err}
 		if bad, ok := errors.AsType[x509.CertificateInvalidError](err); ok && bad.Reason == x509.IncompatibleUsage {

@@ -36,6 +36,7 @@ func keyInfo(t *testing.T, identifier, key []byte, unused int) []byte {
 // TestQuantumKeyVectors: CSRs and certificates of ML-DSA in forms that RFC 9881 does not have, each signed with their own
 // key, are read by nothing.
 func TestQuantumKeyVectors(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	key := must.Get(pki.NewKey("ml-dsa-65"))(t)
 	pub := key.Public().(*mldsa.PublicKey).Bytes()
@@ -92,6 +93,18 @@ func TestQuantumKeyVectors(t *testing.T) {
 		assert.Equal(t, good, err == nil, "certificate, %s: %v", name, err)
 	}
 
+	// crypto/x509 passes over what follows a key.
+	behind := quantum.Edit(t, csr.DER(), key, func(parts [][]byte) []byte {
+		info := parts[csrKey]
+		var outer asn1.RawValue
+		must.Get(asn1.Unmarshal(info, &outer))(t)
+		parts[csrKey] = quantum.Sequence(t, outer.Bytes, null)
+		return nil
+	})
+	must.Get(x509.ParseCertificateRequest(behind))(t)
+	_, err := pki.ParseCSR(behind)
+	assert.ErrorContains(t, err, "not in its one DER form")
+
 	// The signature is over the very bytes.
 	for name, change := range map[string]func(der []byte) []byte{
 		"a bit of the signature": func(der []byte) []byte { der[len(der)-1] ^= 1; return der },
@@ -103,12 +116,13 @@ func TestQuantumKeyVectors(t *testing.T) {
 		assert.Error(t, err, name)
 	}
 	other := must.Get(pki.NewKey("ml-dsa-65"))(t)
-	_, err := pki.ParseCSR(quantum.Edit(t, csr.DER(), other, func([][]byte) []byte { return nil }))
+	_, err = pki.ParseCSR(quantum.Edit(t, csr.DER(), other, func([][]byte) []byte { return nil }))
 	assert.ErrorContains(t, err, "not by the key in the request")
 }
 
 // TestQuantumPrivateKeys: a private key is its seed (RFC 9881). Other forms have a clear error.
 func TestQuantumPrivateKeys(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	key := must.Get(pki.NewKey("ml-dsa-65"))(t).(*mldsa.PrivateKey)
 	text := must.Get(pki.MarshalPrivateKeyPEM(key))(t)
@@ -149,6 +163,7 @@ func TestQuantumPrivateKeys(t *testing.T) {
 
 // TestQuantumCSRLimit: a CSR with a key of ML-DSA-65 may have 64 KiB, as one of any key.
 func TestQuantumCSRLimit(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	key := must.Get(pki.NewKey("ml-dsa-65"))(t)
 	usual := must.Get(pki.NewCSR(key, pki.CSROptions{SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org/web"))}}))(t)

@@ -21,24 +21,23 @@ var errRemoved = errors.New("the identity was removed")
 
 func (m *Manager) issue(ctx context.Context, e *entry) error {
 	h := e.held.Load()
-	most := renew.AttemptTime(m.cfg.Timeout, h.left())
-	ctx, cancel := context.WithTimeout(ctx, most)
+	ctx, cancel := context.WithTimeout(ctx, renew.AttemptTime(m.cfg.Timeout, h.left()))
 	defer cancel()
+	// The alternative comes first, as its failure then costs the CA no other signature, until the rest is urgent.
+	urgent := !h.good() || h.left() <= h.notAfter.Sub(h.received)/4 || !m.trust.Load().anchors(h.roots)
 	var other material
 	var failed error
-	if m.cfg.NewAlternative != nil { // first, as a failure then costs the CA no signature
-		half, cancel := context.WithTimeout(ctx, most/2)
-		defer cancel()
-		if other, failed = m.certify(half, e, m.cfg.NewAlternative); failed != nil {
-			failed = fmt.Errorf("the alternative: %w", failed)
-			if h.good() && h.left() > h.notAfter.Sub(h.received)/4 && m.trust.Load().anchors(h.roots) {
-				return failed
-			}
+	if !urgent {
+		if other, failed = m.alternative(ctx, e); failed != nil {
+			return failed
 		}
 	}
 	got, err := m.certify(ctx, e, m.cfg.NewKey)
 	if err != nil {
 		return err
+	}
+	if urgent {
+		other, failed = m.alternative(ctx, e)
 	}
 	if other != nil {
 		if got, err = got.(*spiffe.SVID).WithAlternative(other.(*spiffe.SVID)); err != nil {
@@ -46,6 +45,19 @@ func (m *Manager) issue(ctx context.Context, e *entry) error {
 		}
 	}
 	return cmp.Or(m.install(ctx, e, got), failed)
+}
+
+// alternative is certify for the alternative, if there is to be one, in half of the time that is left.
+func (m *Manager) alternative(ctx context.Context, e *entry) (got material, err error) {
+	if m.cfg.NewAlternative != nil {
+		end, _ := ctx.Deadline()
+		half, cancel := context.WithTimeout(ctx, time.Until(end)/2)
+		defer cancel()
+		if got, err = m.certify(half, e, m.cfg.NewAlternative); err != nil {
+			err = fmt.Errorf("the alternative: %w", err)
+		}
+	}
+	return got, err
 }
 
 // certify obtains a certificate for a new key, and verifies it with the newest bundles.

@@ -46,7 +46,7 @@ func (m *Manager) Report() report.Report {
 		}
 	} else if h := m.first.held.Load(); h != nil {
 		identities[0].ChainEnd = certchain.End(h.own.Chain())
-		if !m.trust.Load().anchors(h.roots) { // the roots are published before the certificate
+		if !m.trust.Load().anchors(h.roots[:1]) { // the root is published before the certificate
 			const orphaned = "no peer that has the trust bundle accepts the identity %s, whose root has left it"
 			r.NotReady = fmt.Errorf(orphaned, m.label(m.first))
 		}

@@ -515,6 +515,7 @@ func FuzzParseBundle(f *testing.F) {
 	for _, v := range readBundleIndex(f).Documents {
 		f.Add(readBundleFile(f, v.File))
 	}
+	f.Add(must.Get(os.ReadFile("testdata/quantum/bundle.json"))(f))
 	f.Fuzz(func(t *testing.T, doc []byte) {
 		plain, plainErr := spiffe.ParseBundle(bundleTD, doc)
 		b, err := spiffe.ParseBundleWIT(bundleTD, doc)

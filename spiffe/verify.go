@@ -166,7 +166,8 @@ func (v *Verifier) VerifyChain(chain []*x509.Certificate, role Role) (*Peer, err
 		return nil, &VerifyError{Stage: "bundle", ID: id, Rule: "X5-38", Err: err}
 	}
 	now := v.now()
-	path, err := certchain.Path(chain, b.pool(), needed, now, v.keys.Check) // not the leaf alone, as the pool holds only CAs
+	// not the leaf alone, as the pool holds only CAs
+	path, err := certchain.Path(chain, b.pool(), needed, now, v.keys.Check)
 	if err != nil {
 		return nil, &VerifyError{Stage: "chain", ID: id, Rule: chainRule(err), Err: err}
 	}

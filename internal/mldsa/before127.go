@@ -7,7 +7,7 @@ import "crypto"
 // NewKey returns [ErrMissing].
 func NewKey(string) (crypto.Signer, error) { return nil, ErrMissing }
 
-func of(crypto.PublicKey) *algorithm { return nil }
+func of(crypto.PublicKey) (none algorithm) { return none }
 
 // Bytes is not called, as no key has a Name.
 func Bytes(crypto.PublicKey) []byte { return nil }

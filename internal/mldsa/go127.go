@@ -5,6 +5,7 @@ package mldsa
 import (
 	"crypto"
 	"crypto/mldsa"
+	"strings"
 )
 
 // parameters has the parameter sets in the order of algorithms.
@@ -22,18 +23,16 @@ func NewKey(name string) (crypto.Signer, error) {
 	return nil, ErrMissing
 }
 
-// of returns the algorithm of a public key, or nil.
-func of(key crypto.PublicKey) *algorithm {
-	k, ok := key.(*mldsa.PublicKey)
-	if !ok || k == nil || *k == (mldsa.PublicKey{}) {
-		return nil
-	}
-	for i, p := range parameters() {
-		if k.Parameters() == p {
-			return &algorithms[i]
+// of returns the algorithm of a public key, or the zero one.
+func of(key crypto.PublicKey) (a algorithm) {
+	if k, ok := key.(*mldsa.PublicKey); ok && k != nil && *k != (mldsa.PublicKey{}) {
+		for i, p := range parameters() {
+			if k.Parameters() == p {
+				return algorithms[i]
+			}
 		}
 	}
-	return nil
+	return a
 }
 
 // Bytes returns the encoding (FIPS 204) of a key that has a Name.
@@ -42,7 +41,7 @@ func Bytes(key crypto.PublicKey) []byte { return key.(*mldsa.PublicKey).Bytes() 
 // PublicKey returns the key with this "alg" and encoding, or nil.
 func PublicKey(jose string, encoding []byte) crypto.PublicKey {
 	for i, a := range algorithms {
-		if a.jose == jose {
+		if strings.ToUpper(a.name) == jose {
 			if key, err := mldsa.NewPublicKey(parameters()[i], encoding); err == nil {
 				return key
 			}

@@ -4,11 +4,11 @@ package mldsa
 
 import (
 	"crypto"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/asn1"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 )
 
@@ -24,20 +24,18 @@ var Available = sync.OnceValue(func() bool {
 
 // algorithm is a parameter set.
 type algorithm struct {
-	name string // as in [pki.NewKey]
-	jose string // the value of "alg", RFC 9964
-	tls  tls.SignatureScheme
+	name string // as in [pki.NewKey], and the value of "alg" (RFC 9964) in lower case
 	oid  asn1.ObjectIdentifier
 	size int // of a public key in bytes
 }
 
 var algorithms = []algorithm{
-	{"ml-dsa-44", "ML-DSA-44", 0x0904, asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 17}, 1312},
-	{"ml-dsa-65", "ML-DSA-65", 0x0905, asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 18}, 1952},
+	{"ml-dsa-44", asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 17}, 1312},
+	{"ml-dsa-65", asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 18}, 1952},
 }
 
-// InCertificate returns the "alg" and the encoding (FIPS 204) of the public key of c, or "" if it is of another kind. It
-// needs no crypto/mldsa, so that a program without it passes such a certificate on.
+// InCertificate returns the "alg" and the encoding (FIPS 204) of the public key of c, or "" if it is of another kind.
+// It needs no crypto/mldsa, so that a program without it passes such a certificate on.
 func InCertificate(c *x509.Certificate) (jose string, key []byte) {
 	var info struct {
 		Algorithm struct{ OID asn1.ObjectIdentifier } // without parameters, RFC 9881
@@ -48,37 +46,19 @@ func InCertificate(c *x509.Certificate) (jose string, key []byte) {
 	}
 	for _, a := range algorithms {
 		if info.Algorithm.OID.Equal(a.oid) && len(info.Key.Bytes) == a.size {
-			return a.jose, info.Key.Bytes
+			return strings.ToUpper(a.name), info.Key.Bytes
 		}
 	}
 	return "", nil
 }
 
 // Name returns the name of the algorithm of a public key, as in [pki.NewKey], or "" if the key is of another kind.
-func Name(key crypto.PublicKey) string {
-	if a := of(key); a != nil {
-		return a.name
-	}
-	return ""
-}
+func Name(key crypto.PublicKey) string { return of(key).name }
 
 // JOSE returns the "alg" of a public key (RFC 9964), or "" if the key is of another kind.
-func JOSE(key crypto.PublicKey) string {
-	if a := of(key); a != nil {
-		return a.jose
-	}
-	return ""
-}
-
-// Scheme returns the signature scheme of a public key in TLS 1.3, or 0 if the key is of another kind.
-func Scheme(key crypto.PublicKey) tls.SignatureScheme {
-	if a := of(key); a != nil {
-		return a.tls
-	}
-	return 0
-}
+func JOSE(key crypto.PublicKey) string { return strings.ToUpper(Name(key)) }
 
 // Signs reports whether a is ML-DSA-44 or ML-DSA-65, without crypto/x509's constants, which only Go 1.27 has.
 func Signs(a x509.SignatureAlgorithm) bool {
-	return slices.ContainsFunc(algorithms, func(known algorithm) bool { return known.jose == a.String() })
+	return slices.ContainsFunc(algorithms, func(known algorithm) bool { return strings.ToUpper(known.name) == a.String() })
 }

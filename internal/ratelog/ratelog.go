@@ -35,7 +35,7 @@ type Log struct {
 
 	mu    sync.Mutex
 	kinds map[kind]*events
-	named int // kinds with a peer's name
+	named map[slog.Level]int // kinds with a peer's name
 }
 
 type kind struct {
@@ -50,7 +50,8 @@ type events struct {
 
 // New returns a Log that writes to logger; nil discards. An interval of 0 means a minute.
 func New(logger *slog.Logger, interval time.Duration) *Log {
-	return &Log{logger: Patient(logger), interval: cmp.Or(interval, time.Minute), kinds: map[kind]*events{}}
+	return &Log{logger: Patient(logger), interval: cmp.Or(interval, time.Minute), kinds: map[kind]*events{},
+		named: map[slog.Level]int{}}
 }
 
 // Warn calls Log with level Warn.
@@ -66,8 +67,8 @@ func (l *Log) Log(level slog.Level, message, reason string, attrs ...slog.Attr) 
 	l.log(kind{level: level, message: message, reason: reason}, attrs)
 }
 
-// LogOf is like Log, for events with a name that a peer can choose, such as its ID: each of the first 12 names has
-// its own lines, so that the refusal of a second peer is seen. Further names share the lines of their reason.
+// LogOf is like Log, for events with a name that a peer can choose, such as its ID: each of the first 12 names of
+// a level has its own lines, so that the refusal of a second peer is seen. Further names share the lines of their reason.
 func (l *Log) LogOf(level slog.Level, name, message, reason string, attrs ...slog.Attr) {
 	l.log(kind{level, message, reason, name}, attrs)
 }
@@ -79,7 +80,7 @@ func (l *Log) log(k kind, attrs []slog.Attr) {
 	}
 	l.mu.Lock()
 	e, known := l.kinds[k]
-	if !known && k.name != "" && l.named >= maxNamed {
+	if !known && k.name != "" && l.named[k.level] >= maxNamed {
 		k.name = ""
 		e, known = l.kinds[k]
 	}
@@ -95,7 +96,7 @@ func (l *Log) log(k kind, attrs []slog.Attr) {
 	}
 	l.kinds[k] = &events{}
 	if k.name != "" {
-		l.named++
+		l.named[k.level]++
 	}
 	l.mu.Unlock()
 	l.write(k, attrs)
@@ -110,7 +111,7 @@ func (l *Log) flush(k kind) {
 	if count == 0 {
 		delete(l.kinds, k)
 		if k.name != "" {
-			l.named--
+			l.named[k.level]--
 		}
 	}
 	e.count, e.last = 0, nil

@@ -54,7 +54,8 @@ func identity(svid *spiffe.SVID, bundles spiffe.BundleSource) (report.Identity, 
 		func(c *x509.Certificate) bool { return !now.After(c.NotAfter) }) {
 		return i, nil
 	}
-	path, err := certchain.Path(svid.Chain(), b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), now, nil)
+	path, err := certchain.Path(svid.Chain(), b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), now,
+		spiffe.AnyAlgorithm().Check)
 	if err != nil {
 		return i, fmt.Errorf("no peer that has this trust bundle of %q accepts the SVID of %q: %w", td, svid.ID(), err)
 	}

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/internal/redact"
 	"github.com/svidkit/svidkit/pki"
 	"github.com/svidkit/svidkit/pki/ca/internal/rotation"
@@ -186,9 +185,6 @@ func (a *Authority) foreign(r Record, now time.Time) (k rotation.Key, err error)
 	if err != nil {
 		return k, fmt.Errorf("%s: %w", caKeyName, err)
 	}
-	if mldsa.Name(cert.PublicKey) != "" {
-		return k, fmt.Errorf("%s: a root of ML-DSA from elsewhere is not adopted", caCertName)
-	}
 	issuer, err := rotation.SelfSigned(cert, signer)
 	if err != nil {
 		return k, fmt.Errorf("%s: %w", caCertName, err)
@@ -223,7 +219,7 @@ func (a *Authority) adopt(d *rotation.Document, r Record, now time.Time) (*rotat
 	}
 	if d == nil {
 		d = newDocument()
-		d.Keys[rotation.Root] = []rotation.Key{active}
+		d.Keys[active.Kind()] = []rotation.Key{active}
 	} else if err := d.ReplaceActive(active, now); err != nil {
 		return nil, fmt.Errorf("%s: %w", caCertName, err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/svidkit/svidkit/internal/test/must"
+	"github.com/svidkit/svidkit/internal/test/quantum"
 	"github.com/svidkit/svidkit/pki/ca"
 	"github.com/svidkit/svidkit/spiffe"
 )
@@ -88,5 +89,23 @@ func TestKindsOfCommands(t *testing.T) {
 		server = open("ecdsa-p256")
 		run(server, time.Minute)
 		require.Equal(t, []string{classical}, roots(server))
+	})
+}
+
+// TestKindsKeepKey: with KeepKey Run renews the root of each kind before it ends.
+func TestKindsKeepKey(t *testing.T) {
+	quantum.Need(t)
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := must.Get(ca.NewDirStore(filepath.Join(t.TempDir(), "ca")))(t)
+		a := must.Get(ca.Open(t.Context(), ca.Config{TrustDomain: spiffe.MustParseTrustDomain("example.org"), Create: true,
+			DefaultTTL: time.Hour, MaxTTL: time.Hour, Rotation: ca.Rotation{KeyAlgorithm: "ecdsa-p256,ml-dsa-44",
+				RootTTL: 100 * time.Hour, KeepKey: true, NoJitter: true}}, store))(t)
+		ctx, cancel := context.WithTimeout(t.Context(), 99*time.Hour)
+		defer cancel()
+		require.NoError(t, a.Run(ctx))
+		for _, k := range a.Status().Roots {
+			assert.Greater(t, time.Until(k.Certificate.NotAfter), 15*time.Hour, k)
+		}
 	})
 }

@@ -320,10 +320,11 @@ func (a *Authority) Run(ctx context.Context) error {
 	}
 	r := runner{a: a, nextSync: time.Now().Add(a.syncWait()), ended: make(chan error, 1), beside: following.Go}
 	if o := &a.cfg.Rotation; o.KeepKey {
-		r.nextCheck = time.Now().Add(o.CheckInterval)
+		first := time.Now().Add(o.CheckInterval)
 		if !o.NoJitter {
-			r.nextCheck = r.nextCheck.Add(rand.N(o.CheckInterval))
+			first = first.Add(rand.N(o.CheckInterval))
 		}
+		r.nextCheck = [3]time.Time{first, first, first}
 	}
 	for ctx.Err() == nil {
 		s, kept := a.current(), a.events.kept.Changed()
@@ -347,18 +348,18 @@ func (a *Authority) Run(ctx context.Context) error {
 
 // runner is the state of one Run.
 type runner struct {
-	a         *Authority
-	nextSync  time.Time // when to read the store
-	nextCheck time.Time // when to check a root that keeps its key
-	nextNote  time.Time // when to log again that the root stays
-	stuck     *state    // the state that could not be stored
-	narrowed  bool      // there are only roots of kinds that are wanted
+	a        *Authority
+	nextSync time.Time // when to read the store
+	nextNote time.Time // when to log again that the root stays
+	stuck    *state    // the state that could not be stored
+	narrowed bool      // there are only roots of kinds that are wanted
 
-	nextTry  [3]time.Time  // by kind, when to retry a rotation that failed
-	rotating bool          // a rotation is being prepared, and sends its result to ended
-	kind     rotation.Kind // of what is rotating
-	ended    chan error    // for one result
-	beside   func(func())  // calls a function in a goroutine
+	nextTry   [3]time.Time  // by kind, when to retry a rotation that failed
+	nextCheck [3]time.Time  // by kind, when to check a root that keeps its key
+	rotating  bool          // a rotation is being prepared, and sends its result to ended
+	kind      rotation.Kind // of what is rotating
+	ended     chan error    // for one result
+	beside    func(func())  // calls a function in a goroutine
 }
 
 // work does the work that is due at s, and returns how long to wait if nothing changes.
@@ -481,14 +482,14 @@ func (r *runner) replaceAt(s *state, kind rotation.Kind) (time.Time, bool) {
 	switch {
 	case !cfg.Rotation.KeepKey:
 		return at, true
-	case time.Until(r.nextCheck) > 0:
-		return r.nextCheck, true
+	case time.Until(r.nextCheck[kind]) > 0:
+		return r.nextCheck[kind], true
 	}
-	r.nextCheck = time.Now().Add(cfg.Rotation.CheckInterval)
+	r.nextCheck[kind] = time.Now().Add(cfg.Rotation.CheckInterval)
 	if time.Until(at) <= 0 {
 		return at, true
 	}
-	return r.nextCheck, true
+	return r.nextCheck[kind], true
 }
 
 // replaceAt returns when to replace the active root. It depends only on the certificate's dates, so compare it with
@@ -519,5 +520,5 @@ func (r *runner) rotated(ctx context.Context, err error) {
 			slog.Duration("retry_in", rotateRetry))
 	}
 	r.nextTry[r.kind] = time.Now().Add(rotateRetry)
-	r.nextCheck = r.nextTry[r.kind]
+	r.nextCheck[r.kind] = r.nextTry[r.kind]
 }

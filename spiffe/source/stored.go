@@ -22,6 +22,8 @@ const (
 	ownDir       = "svidkit-last-good" // in a Dir that other users can write to
 	bundleFile   = "bundles.json"
 	identityFile = "identity.pem"
+	// alternativeFile is of its own, so that older releases read the other.
+	alternativeFile = "alternative.pem"
 
 	maxBundles  = 17 << 20 // bytes: a bundle map and the time
 	maxIdentity = 1 << 20
@@ -86,7 +88,7 @@ func (l *LastGood) load(ctx context.Context) {
 // read returns the content of the files. If it returns both an error and a result, the error is about the identity.
 func (l *LastGood) read(dir *store.Folder) (*stored, error) {
 	if !l.cfg.Identity {
-		if err := dir.Remove(identityFile); err != nil {
+		if err := errors.Join(dir.Remove(identityFile), dir.Remove(alternativeFile)); err != nil {
 			return nil, err
 		}
 	}
@@ -110,19 +112,33 @@ func (l *LastGood) read(dir *store.Folder) (*stored, error) {
 	case !l.cfg.Identity:
 		return st, nil
 	}
-	pem, err := dir.Read(identityFile, maxIdentity, true)
+	svid, err := identity(dir, identityFile, st.bundles, now)
 	if err != nil {
 		return st, err
 	}
-	svid, err := spiffe.ParseSVIDPEM(pem, pem)
-	if err == nil {
-		err = usable(svid, st.bundles, now)
-	}
-	if err != nil {
-		return st, fmt.Errorf("%s: %w", identityFile, err)
+	if other, err := identity(dir, alternativeFile, st.bundles, now); err == nil {
+		if both, err := svid.WithAlternative(other); err == nil {
+			svid = both
+		}
 	}
 	st.snap = spiffe.NewSnapshot(svid, st.bundles)
 	return st, nil
+}
+
+// identity returns the SVID in a file, if peers accept it.
+func identity(dir *store.Folder, name string, bundles *spiffe.BundleSet, now time.Time) (*spiffe.SVID, error) {
+	pem, err := dir.Read(name, maxIdentity, true)
+	if err != nil {
+		return nil, err
+	}
+	svid, err := spiffe.ParseSVIDPEM(pem, pem)
+	if err == nil {
+		err = usable(svid, bundles, now)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return svid, nil
 }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
@@ -203,12 +219,12 @@ func (l *LastGood) save(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.T
 	if err != nil {
 		return err
 	}
-	var pem []byte
+	var pem, other []byte
 	var unfit error
 	if svid != nil && l.cfg.Identity {
-		var certs []byte
-		if certs, pem, unfit = svid.MarshalPEM(); unfit == nil {
-			pem = append(pem, certs...)
+		pem, unfit = marshal(svid)
+		if svid.Alternative() != nil {
+			other, _ = marshal(svid.Alternative()) // it goes without one whose key cannot be exported
 		}
 	}
 	err = l.store.Use(func(dir *store.Folder) error {
@@ -216,7 +232,10 @@ func (l *LastGood) save(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.T
 		if err := dir.Write(bundleFile, doc); err != nil || unfit != nil || pem == nil {
 			return cmp.Or(err, unfit)
 		}
-		return dir.Write(identityFile, pem)
+		if err := dir.Write(identityFile, pem); err != nil || other == nil {
+			return cmp.Or(err, dir.Remove(alternativeFile))
+		}
+		return dir.Write(alternativeFile, other)
 	})
 	if err != nil {
 		return err
@@ -225,6 +244,12 @@ func (l *LastGood) save(svid *spiffe.SVID, bundles *spiffe.BundleSet, now time.T
 	defer l.mu.Unlock()
 	l.saved, l.failed, l.deleted = now.Round(0), nil, false
 	return nil
+}
+
+// marshal returns the content of an identity's file.
+func marshal(svid *spiffe.SVID) ([]byte, error) {
+	certs, key, err := svid.MarshalPEM()
+	return append(key, certs...), err
 }
 
 // forget deletes the stored state, because why says that the server has withdrawn the identity.
@@ -239,7 +264,7 @@ func (l *LastGood) forget(ctx context.Context, why error) {
 	l.log.LogAttrs(ctx, slog.LevelWarn, "source: what is stored is deleted, because the server refuses the identity",
 		slog.Any("err", why))
 	err := l.store.Use(func(dir *store.Folder) error {
-		return errors.Join(dir.Remove(identityFile), dir.Remove(bundleFile))
+		return errors.Join(dir.Remove(alternativeFile), dir.Remove(identityFile), dir.Remove(bundleFile))
 	})
 	if err != nil {
 		l.fail(ctx, "source: what is stored was not deleted", err)

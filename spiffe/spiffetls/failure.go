@@ -106,9 +106,13 @@ func (e *Endpoint) algorithms(server bool, remote string, cs tls.ConnectionState
 	}
 	e.config.Metrics.add(failure{count: count{sides[server], exchange, peer}})
 	if e.quantum && !strings.HasPrefix(peer, "ml-dsa") && peer != "none" {
-		id, _ := spiffe.IDFromCertificate(cs.PeerCertificates[0]) // proven, or zero for a web server
-		e.log.LogOf(slog.LevelInfo, id.String(), "spiffetls: a peer without ML-DSA", "classical",
-			slog.String("id", id.String()), slog.String("remote", remote), slog.String("key", peer),
+		what, name := "name", cs.ServerName // of a web server, which proves no ID
+		if e.config.WebRoots == nil {
+			id, _ := spiffe.IDFromCertificate(cs.PeerCertificates[0])
+			what, name = "id", id.String()
+		}
+		e.log.LogOf(slog.LevelInfo, name, "spiffetls: a peer without ML-DSA", "classical",
+			slog.String(what, name), slog.String("remote", remote), slog.String("key", peer),
 			slog.String("key_exchange", exchange))
 	}
 }

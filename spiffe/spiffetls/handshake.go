@@ -8,12 +8,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/svidkit/svidkit/internal/certs/certchain"
-	"github.com/svidkit/svidkit/internal/mldsa"
 	"github.com/svidkit/svidkit/spiffe"
 )
 
@@ -128,9 +126,10 @@ func (e *Endpoint) serverCertificate(hello *tls.ClientHelloInfo) (*tls.Certifica
 		}
 		return cert, nil
 	}
-	return e.certificate(true, func(alternative *tls.Certificate) bool { // SupportsCertificate wants a host name
-		return slices.Contains(hello.SupportedVersions, tls.VersionTLS13) &&
-			slices.Contains(hello.SignatureSchemes, mldsa.Scheme(alternative.Leaf.PublicKey))
+	return e.certificate(true, func(alternative *tls.Certificate) bool {
+		nameless := *hello
+		nameless.ServerName = "" // an SVID need not have it
+		return nameless.SupportsCertificate(alternative) == nil
 	})
 }
 
@@ -173,7 +172,17 @@ func (e *Endpoint) certificate(server bool, fits func(alternative *tls.Certifica
 func (e *Endpoint) presents(alternative *spiffe.SVID, fits func(*tls.Certificate) bool) bool {
 	return alternative != nil && e.config.Algorithms.Check(alternative.Leaf().PublicKey) == nil &&
 		certchain.InTime(alternative.Leaf(), e.now()) == nil && fits(alternative.TLSCertificate()) &&
-		e.chainExpired(alternative) == nil
+		e.vouched(alternative)
+}
+
+// vouched reports whether peers with our own bundle accept svid; without one they decide.
+func (e *Endpoint) vouched(svid *spiffe.SVID) bool {
+	if e.anyone == nil {
+		return true
+	}
+	_, err := e.anyone.VerifyChain(svid.Chain(), spiffe.AnyRole)
+	refused, ok := errors.AsType[*spiffe.VerifyError](err)
+	return err == nil || ok && refused.Stage == "bundle"
 }
 
 // chainExpired returns an error if an intermediate has expired that a peer with our own bundle needs.
@@ -189,7 +198,7 @@ func (e *Endpoint) chainExpired(svid *spiffe.SVID) error {
 	if err != nil || b == nil {
 		return nil // the peer decides
 	}
-	_, err = certchain.Path(chain, b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), e.now(), nil)
+	_, err = certchain.Path(chain, b.CertPool(), certchain.Usages(int(spiffe.AnyRole)), e.now(), spiffe.AnyAlgorithm().Check)
 	if err != nil {
 		err = fmt.Errorf("a certificate in the chain of the SVID of %q has expired and was not renewed: %w",
 			svid.ID(), err)

@@ -194,6 +194,7 @@ type Endpoint struct {
 	config  Config
 	clients *spiffe.Verifier // nil without an Allow
 	servers *spiffe.Verifier // before their policy in hosts, if there are hosts
+	anyone  *spiffe.Verifier // without a policy; nil without Peers
 	hosts   hosts            // nil without
 	log     *ratelog.Log
 	quantum bool  // Algorithms has one of ML-DSA
@@ -314,12 +315,15 @@ func (e *Endpoint) prepare() (err error) {
 		}
 		e.clients = e.clients.WithAlgorithms(c.Algorithms)
 	}
-	e.servers = e.clients
-	if e.hosts != nil {
-		if e.servers, err = spiffe.NewVerifier(c.Peers, spiffe.AllowAnyPeer(), c.Now); err != nil {
+	if c.Peers != nil {
+		if e.anyone, err = spiffe.NewVerifier(c.Peers, spiffe.AllowAnyPeer(), c.Now); err != nil {
 			return err
 		}
-		e.servers = e.servers.WithAlgorithms(c.Algorithms)
+		e.anyone = e.anyone.WithAlgorithms(c.Algorithms)
+	}
+	e.servers = e.clients
+	if e.hosts != nil {
+		e.servers = e.anyone
 	}
 	e.quantum = strings.Contains(c.Algorithms.String(), "ml-dsa")
 	e.sources = []any{c.Peers, c.Allow}

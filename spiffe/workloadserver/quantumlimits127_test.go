@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/svidkit/svidkit/internal/test/must"
-	qtest "github.com/svidkit/svidkit/internal/test/quantum"
+	"github.com/svidkit/svidkit/internal/test/quantum"
 	wire "github.com/svidkit/svidkit/internal/test/wire/workloadapi"
 	"github.com/svidkit/svidkit/internal/test/workloadtest"
 	"github.com/svidkit/svidkit/pki"
@@ -29,16 +29,16 @@ import (
 // ML-DSA-65, while the bundle has two roots of each kind. A client refuses more.
 func TestQuantumLimits(t *testing.T) {
 	t.Parallel()
-	classical, ml := qtest.Root(t, "ecdsa-p256"), qtest.Root(t, "ml-dsa-65")
-	bundle := qtest.Bundle(t, classical.Certificate(), ml.Certificate(),
-		qtest.Root(t, "ecdsa-p256").Certificate(), qtest.Root(t, "ml-dsa-65").Certificate())
-	below := qtest.Below(t, qtest.Below(t, ml, "ml-dsa-65"), "ml-dsa-65")
+	classical, ml := quantum.Root(t, "ecdsa-p256"), quantum.Root(t, "ml-dsa-65")
+	bundle := quantum.Bundle(t, classical.Certificate(), ml.Certificate(),
+		quantum.Root(t, "ecdsa-p256").Certificate(), quantum.Root(t, "ml-dsa-65").Certificate())
+	below := quantum.Below(t, quantum.Below(t, ml, "ml-dsa-65"), "ml-dsa-65")
 	var ids []workloadserver.Identity
 	for i := range 257 {
 		path := fmt.Sprint("web-", i)
-		other := qtest.SVID(t, below, "ml-dsa-65", path)
+		other := quantum.SVID(t, below, "ml-dsa-65", path)
 		require.Len(t, other.Chain(), 3)
-		both := must.Get(qtest.SVID(t, classical, "ecdsa-p256", path).WithAlternative(other))(t)
+		both := must.Get(quantum.SVID(t, classical, "ecdsa-p256", path).WithAlternative(other))(t)
 		ids = append(ids, workloadserver.Identity{SVID: both})
 	}
 	p := new(provider)
@@ -48,12 +48,17 @@ func TestQuantumLimits(t *testing.T) {
 			return slices.Clone(ids[:n]), nil
 		}})
 	}
-	s := source(t, workloadapi.Config{Client: inMemory(t, serve(256))})
-	require.NoError(t, s.Ready(t.Context()))
-	require.Len(t, s.SVIDs(), 256)
-	for i, svid := range s.SVIDs() {
-		require.NotNil(t, svid.Alternative(), i)
-		assert.Len(t, svid.Alternative().Chain(), 3)
+	first := func(n int) (u *workloadapi.Update, err error) {
+		for u, err = range inMemory(t, serve(n)).WatchX509SVIDs(t.Context()) {
+			break
+		}
+		return u, err
+	}
+	u := must.Get(first(256))(t)
+	require.Len(t, u.Identities, 256)
+	for i, id := range u.Identities {
+		require.NotNil(t, id.SVID.Alternative(), i)
+		assert.Len(t, id.SVID.Alternative().Chain(), 3)
 	}
 
 	r := post(t, http2(t, serve(256)), workloadtest.Service+"FetchX509SVID", frame(new(wire.X509SVIDRequest)),
@@ -65,23 +70,22 @@ func TestQuantumLimits(t *testing.T) {
 	t.Log(len(raw), "bytes")
 	assert.Less(t, len(raw), 64<<20)
 
-	for _, err := range must.Get(workloadapi.NewClient("", http2(t, serve(257))))(t).WatchX509SVIDs(t.Context()) {
-		assert.ErrorIs(t, err, spiffe.ErrTooLarge)
-		break
-	}
+	_, err := first(257)
+	assert.ErrorIs(t, err, spiffe.ErrTooLarge)
 }
 
 // TestQuantumTokens: a caller with 256 identities gets a token of ML-DSA-65 for each in one answer.
 func TestQuantumTokens(t *testing.T) {
+	quantum.Need(t)
 	t.Parallel()
 	key := must.Get(pki.NewKey("ml-dsa-65"))(t)
-	issuer := must.Get(jwtsvid.NewIssuer(qtest.TrustDomain, "key", key, nil))(t)
-	root := qtest.Root(t, "ecdsa-p256")
-	bundle := must.Get(spiffe.NewBundle(qtest.TrustDomain, spiffe.BundleContents{
+	issuer := must.Get(jwtsvid.NewIssuer(quantum.TrustDomain, "key", key, nil))(t)
+	root := quantum.Root(t, "ecdsa-p256")
+	bundle := must.Get(spiffe.NewBundle(quantum.TrustDomain, spiffe.BundleContents{
 		X509Authorities: []*x509.Certificate{root.Certificate()}, JWTAuthorities: map[string]crypto.PublicKey{"key": key.Public()}}))(t)
 	var ids []workloadserver.Identity
 	for i := range 256 {
-		ids = append(ids, workloadserver.Identity{SVID: qtest.SVID(t, root, "ecdsa-p256", fmt.Sprint("web-", i))})
+		ids = append(ids, workloadserver.Identity{SVID: quantum.SVID(t, root, "ecdsa-p256", fmt.Sprint("web-", i))})
 	}
 	p := new(provider)
 	p.set(spiffe.NewSnapshot(ids[0].SVID, must.Get(spiffe.NewBundleSet(bundle))(t)), nil)

@@ -25,9 +25,9 @@ func Usages(role int) []x509.ExtKeyUsage {
 }
 
 // Path returns a path from the first certificate of chain over the others, in any order, to one of roots, on which no
-// certificate rules out any of usages, of which there is at least one, and allowed refuses no key; nil refuses none.
-// While roots overlap there may be several paths; it returns the path that lasts longest. chain has passed [CheckCost].
-// The error comes from crypto/x509 or from allowed.
+// certificate rules out any of usages, of which there is at least one, and allowed refuses no key. While roots overlap
+// there may be several paths; it returns the path that lasts longest. chain has passed [CheckCost]. The error comes from
+// crypto/x509 or from allowed.
 func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyUsage, now time.Time,
 	allowed func(crypto.PublicKey) error) ([]*x509.Certificate, error) {
 	opts := x509.VerifyOptions{Roots: roots, CurrentTime: now.UTC(), KeyUsages: usages[:1]}
@@ -42,7 +42,7 @@ func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyU
 		return nil, err
 	}
 	var longest []*x509.Certificate
-	var refused error
+	var refused error = x509.CertificateInvalidError{Cert: chain[0], Reason: x509.IncompatibleUsage}
 	for _, p := range paths {
 		// crypto/x509 accepts one of several usages
 		if !permits(p, usages[1:]) || longest != nil && !End(p).After(End(longest)) {
@@ -54,11 +54,8 @@ func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyU
 		}
 		longest = p
 	}
-	if longest == nil && refused != nil {
-		return nil, refused
-	}
 	if longest == nil {
-		return nil, x509.CertificateInvalidError{Cert: chain[0], Reason: x509.IncompatibleUsage}
+		return nil, refused
 	}
 	return longest, nil
 }
@@ -66,9 +63,6 @@ func Path(chain []*x509.Certificate, roots *x509.CertPool, usages []x509.ExtKeyU
 // checkKeys returns the error of allowed for the first key of path that it refuses.
 func checkKeys(path []*x509.Certificate, allowed func(crypto.PublicKey) error) error {
 	for _, c := range path {
-		if allowed == nil {
-			break
-		}
 		if err := allowed(c.PublicKey); err != nil {
 			return err
 		}

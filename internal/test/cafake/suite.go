@@ -194,6 +194,18 @@ func (s *suite) signs(t *testing.T, sub *subject) {
 			t.Errorf("asked for %v, got %v", lifetime, left)
 		}
 	}
+	if key, err := pki.NewKey("ml-dsa-65"); err == nil { // with Go 1.27
+		csr, err := pki.NewCSR(key, pki.CSROptions{SANs: sub.f.want.Names()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		chain, err := sub.c.Sign(t.Context(), csr, time.Hour)
+		if err != nil { // as Linkerd does
+			sub.fails("a key of ML-DSA", err, caclient.ErrInvalid)
+		} else if err := Check(chain, csr, sub.f.want, sub.ca.Bundle()); err != nil {
+			t.Errorf("a key of ML-DSA: %v", err)
+		}
+	}
 	issuer := sub.ca.Intermediate()
 	sub.ca.EditAnswers(func(c []*x509.Certificate) []*x509.Certificate { return newForger(t, sub.ca).again(c[0]) })
 	chain, err := sub.sign(t.Context(), sub.c)

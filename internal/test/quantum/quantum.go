@@ -39,8 +39,9 @@ func within(issuer *pki.Issuer, o pki.CertificateOptions) pki.CertificateOptions
 	return o
 }
 
-// Root returns a root with a key of this algorithm.
+// Root returns a root with a key of this algorithm. It skips a test as [Need] does.
 func Root(t testing.TB, algorithm string) *pki.Issuer {
+	Need(t)
 	key := must.Get(pki.NewKey(algorithm))(t)
 	return must.Get(pki.NewRoot(key, within(nil, pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(TrustDomain.ID())}})))(t)
 }

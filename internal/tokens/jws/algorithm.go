@@ -75,7 +75,7 @@ func (a Algorithm) Fits(key crypto.PublicKey) bool {
 	return a >= MLDSA44 && mldsa.JOSE(key) == a.String()
 }
 
-// Hash returns the hash function of a, which is one of the nine of RFC 7518.
+// Hash returns the hash function of a. It means nothing for ML-DSA.
 func (a Algorithm) Hash() crypto.Hash {
 	return []crypto.Hash{crypto.SHA512, crypto.SHA256, crypto.SHA384}[a%3]
 }

@@ -49,12 +49,6 @@ func (s *Signed) Verify(key crypto.PublicKey, allowed spiffe.Algorithms) error {
 	if err := allowed.Check(key); err != nil {
 		return err
 	}
-	if s.Algorithm >= jws.MLDSA44 {
-		if !mldsa.Verify(key, s.signed, s.Signature) {
-			return errSignature
-		}
-		return nil
-	}
 	hash := s.Algorithm.Hash()
 	h := hash.New()
 	h.Write(s.signed)
@@ -71,11 +65,11 @@ func (s *Signed) Verify(key crypto.PublicKey, allowed spiffe.Algorithms) error {
 		} else {
 			good = rsa.VerifyPKCS1v15(k, hash, digest, sig) == nil
 		}
+	default: // ML-DSA, which hashes by itself
+		good = mldsa.Verify(key, s.signed, sig)
 	}
 	if !good {
-		return errSignature
+		return errors.New("the signature does not match the key")
 	}
 	return nil
 }
-
-var errSignature = errors.New("the signature does not match the key")

@@ -413,17 +413,21 @@ func (d *Document) Postpone(known *Document, now time.Time) (_ *Document, change
 	return d, changed
 }
 
-// ReplaceActive replaces the active root by next. A root with the same key and subject is the same root renewed. Any
+// ReplaceActive replaces the active root of next's kind. A root with the same key and subject is the same root renewed. Any
 // other root takes over now, and the old one retires after the longest lifetime of a leaf that an uninformed replica
 // may still sign.
 func (d *Document) ReplaceActive(next Key, now time.Time) error {
-	active, before := d.In(Root, Active), d.Clone()
+	kind, before := next.Kind(), d.Clone()
+	active := d.In(kind, Active)
+	if active == nil {
+		return fmt.Errorf("there is no %v that it could replace", kind)
+	}
 	old := *active
 	if old.Cert.Equal(next.Cert) {
 		return nil
 	}
 	renewed := SameAuthority(old.Cert, next.Cert)
-	for _, k := range d.Keys[Root] {
+	for _, k := range d.Keys[kind] {
 		if k.ID == next.ID && !k.Cert.Equal(next.Cert) && !(renewed && k.Phase == Active) {
 			return fmt.Errorf("another root has its serial number %s, by which roots are told apart; it would "+
 				"drop out of the bundle", next.ID)
@@ -432,8 +436,8 @@ func (d *Document) ReplaceActive(next Key, now time.Time) error {
 	d.Sequence = d.NumberOfNext()
 	d.taintLike(&next, now)
 	// It may have been in the bundle as a root that does not sign.
-	d.Keys[Root] = slices.DeleteFunc(d.Keys[Root], func(k Key) bool { return k.Cert.Equal(next.Cert) })
-	active = d.In(Root, Active)
+	d.Keys[kind] = slices.DeleteFunc(d.Keys[kind], func(k Key) bool { return k.Cert.Equal(next.Cert) })
+	active = d.In(kind, Active)
 	next.Terms = next.Terms.Raise(old.Terms)
 	if renewed {
 		next.Prepared, next.Activates = old.Prepared, old.Activates
@@ -442,11 +446,11 @@ func (d *Document) ReplaceActive(next Key, now time.Time) error {
 	}
 	*active = old.retired(now.Add(old.Propagation))
 	// The active root comes before the distributing one.
-	at := slices.IndexFunc(d.Keys[Root], func(k Key) bool { return k.Phase == Distributing })
+	at := slices.IndexFunc(d.Keys[kind], func(k Key) bool { return k.Phase == Distributing })
 	if at < 0 {
-		at = len(d.Keys[Root])
+		at = len(d.Keys[kind])
 	}
-	d.Keys[Root] = slices.Insert(d.Keys[Root], at, next)
+	d.Keys[kind] = slices.Insert(d.Keys[kind], at, next)
 	return cmp.Or(d.Account(before, now), d.checkRoom())
 }
 
