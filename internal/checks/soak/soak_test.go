@@ -53,7 +53,7 @@ import (
 
 var (
 	long  = flag.Bool("long", false, "run for 30 minutes, and TestFaults for -lasts")
-	lasts = flag.Duration("lasts", 2*time.Hour, "how long TestFaults lasts with -long")
+	lasts = flag.Duration("lasts", 2*time.Hour, "how long TestFaults lasts with -long, and TestQuantum at least a quarter of it")
 )
 
 const (

@@ -23,6 +23,7 @@ import (
 	"github.com/svidkit/svidkit/authn"
 	"github.com/svidkit/svidkit/internal/test/caservertest"
 	"github.com/svidkit/svidkit/internal/test/kubetest"
+	"github.com/svidkit/svidkit/internal/test/memconn"
 	"github.com/svidkit/svidkit/internal/test/metricstest"
 	"github.com/svidkit/svidkit/internal/test/must"
 	"github.com/svidkit/svidkit/pki"
@@ -89,7 +90,7 @@ func Written(t *testing.T) *metricstest.Text {
 	h := must.Get(health.New(
 		health.Part{Name: "identity", Source: src}, health.Part{Name: "federation", Source: fed},
 		health.Part{Name: "fixed", Source: health.FromSources(nil, own)}, health.Part{Name: "agent", Source: manager},
-		health.Part{Name: "tls", Source: new(spiffetls.Metrics)}, health.Part{Name: "connections", Source: governor},
+		health.Part{Name: "tls", Source: handshake(t, ca)}, health.Part{Name: "connections", Source: governor},
 		health.Part{Name: "sds", Source: envoy}, health.Part{Name: "workloads", Source: workloads},
 	))(t)
 	no(t, h.Ready())
@@ -106,6 +107,20 @@ func Written(t *testing.T) *metricstest.Text {
 		maps.Copy(text.Samples, one.Samples)
 	}
 	return text
+}
+
+// handshake returns what a client has counted whose server is itself.
+func handshake(t *testing.T, ca *spiffetest.CA) *spiffetls.Metrics {
+	m := new(spiffetls.Metrics)
+	e := must.Get(spiffetls.New(spiffetls.Config{Self: ca.SVID("/web"), Peers: ca.Bundle(), Allow: spiffe.AllowAnyPeer(), Metrics: m}))(t)
+	client, server := memconn.Pipe()
+	ended := make(chan error, 1)
+	go func() { ended <- must.Err(e.Server(t.Context(), server)) }()
+	conn := must.Get(e.Client(t.Context(), client, "web:443"))(t)
+	no(t, <-ended)
+	no(t, conn.Close())
+	no(t, server.Close())
+	return m
 }
 
 // istioAgent returns the parts of Istio's agent, and what is theirs alone.
