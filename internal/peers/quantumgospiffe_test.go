@@ -108,6 +108,9 @@ func TestQuantumGoSpiffe(t *testing.T) {
 		got := must.Get(peer.GetX509BundleForTrustDomain(td))(t).X509Authorities()
 		assert.True(t, slices.EqualFunc(got, bundleCerts(b), (*x509.Certificate).Equal), td)
 	}
+	tokens := must.Get(peerapi.NewJWTSource(ctx, peerapi.WithClientOptions(peerapi.WithAddr("unix://"+socket))))(t)
+	t.Cleanup(func() { _ = tokens.Close() })
+	assert.Equal(t, both[:1], slices.Sorted(maps.Keys(must.Get(tokens.GetJWTBundleForTrustDomain(partner))(t).JWTAuthorities())))
 	endpoint := must.Get(spiffetls.New(spiffetls.Config{Self: ca.SVID("/db"), Peers: own, Allow: spiffe.AllowMembersOf(own.TrustDomain())}))(t)
 	member := tlsconfig.AuthorizeMemberOf(spiffeid.RequireTrustDomainFromString(own.TrustDomain().String()))
 	require.NoError(t, handshake(must.Get(endpoint.ClientConfig())(t), tlsconfig.MTLSServerConfig(peer, peer, member)))

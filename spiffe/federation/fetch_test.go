@@ -300,6 +300,7 @@ func TestHostileEndpoints(t *testing.T) {
 		{name: "compressed", handler: func(good []byte) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
 				assert.Equal(t, "identity", r.Header.Get("Accept-Encoding"))
+				assert.Equal(t, "true", r.Header.Get("Svidkit-Ml-Dsa"), "it passes such roots on")
 				w.Header().Set("Content-Encoding", "gzip")
 				_, _ = w.Write([]byte("\x1f\x8b\x08"))
 			}

@@ -4,6 +4,7 @@ package workloadserver_test
 
 import (
 	"context"
+	"crypto"
 	"crypto/x509"
 	"testing"
 	"time"
@@ -138,4 +139,28 @@ func TestQuantumIdentities(t *testing.T) {
 			assert.Equal(t, c.want, got)
 		})
 	}
+}
+
+// TestQuantumJWTBundles: clients that do not say that they read keys of ML-DSA get the others.
+func TestQuantumJWTBundles(t *testing.T) {
+	t.Parallel()
+	quantum.Need(t)
+	q := newQuantum(t)
+	key := func(alg string) crypto.PublicKey { return must.Get(pki.NewKey(alg))(t).Public() }
+	b := must.Get(spiffe.NewBundle(q.td, spiffe.BundleContents{X509Authorities: []*x509.Certificate{q.classical.Certificate()},
+		JWTAuthorities: map[string]crypto.PublicKey{"a": key("ecdsa-p256"), "b": key("ml-dsa-65")}}))(t)
+	snap := spiffe.NewSnapshot(q.svid(t, q.classical, "ecdsa-p256", "/web"), must.Get(spiffe.NewBundleSet(b))(t))
+	h := handler(t, fixed(snap), nil)
+	for _, c := range []struct {
+		headers []string
+		keys    int
+	}{{nil, 1}, {[]string{"Svidkit-Ml-Dsa", "true"}, 2}, {[]string{"Svidkit-Ml-Dsa", "no"}, 1}} {
+		r := post(t, http2(t, h), workloadtest.Service+"FetchJWTBundles", frame(new(wire.JWTBundlesRequest)), append([]string{header, "true"}, c.headers...)...)
+		m := new(wire.JWTBundlesResponse)
+		require.NoError(t, proto.Unmarshal(r.Receive(), m))
+		got := must.Get(spiffe.ParseJWKS(q.td, m.Bundles[q.td.ID().String()]))(t)
+		assert.Len(t, got.Contents().JWTAuthorities, c.keys, "%q", c.headers)
+	}
+	s := readySource(t, workloadapi.Config{Client: inMemory(t, h), JWTBundles: true})
+	assert.Len(t, must.Get(s.Bundle(q.td))(t).Contents().JWTAuthorities, 2)
 }
