@@ -30,6 +30,7 @@ func element(certs ...*x509.Certificate) string {
 // is useless: the error says so.
 func TestQuantumForwarded(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	a := forwardedCertificate(t)
 	svid, _ := quantum.Chain(t, 3)
 	chain := svid.Chain()
@@ -62,6 +63,7 @@ func padded(text string, n int) string { return text + strings.Repeat("x", n-len
 // net/http that has 16 KiB of headers, as examples/service.
 func TestQuantumHeaders(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	var got int
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		got = len(r.Header.Get("X"))
@@ -91,6 +93,7 @@ func TestQuantumHeaders(t *testing.T) {
 // TestQuantumNamed: a caller that is known by another name than a SPIFFE ID has no key of ML-DSA.
 func TestQuantumNamed(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	classical, ml := quantum.Root(t, "ecdsa-p256"), quantum.Root(t, "ml-dsa-65")
 	a := must.Get(authn.NamedCertificate(quantum.TrustDomain, quantum.Bundle(t, classical.Certificate(), ml.Certificate()),
 		func(*x509.Certificate) (string, error) { return "web", nil }))(t)

@@ -22,6 +22,7 @@ import (
 // with their successors, and for a hundred roots. A hundred pairs come in several responses.
 func TestQuantumSecrets(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	svid, _ := quantum.Chain(t, 3)
 	root := quantum.Root(t, "ml-dsa-65")
 	trust := quantum.Bundle(t, root.Certificate(), quantum.Root(t, "ml-dsa-65").Certificate(),

@@ -155,7 +155,8 @@ type Config struct {
 	// NewAlternative is like NewKey, for keys of ML-DSA: each identity also has a second certificate, with such a key,
 	// as the alternative ([spiffe.SVID.WithAlternative]) of its SVID. Both are renewed together. If the CA refuses
 	// only the second one, the attempt has failed, and the present pair stays; without a pair, and in the last
-	// quarter of its life, the first certificate is published alone. Nil means no alternatives.
+	// quarter of its life, the first certificate is published alone. A CA that limits its callers must permit two
+	// requests at a time. Nil means no alternatives.
 	NewAlternative func() (crypto.Signer, error)
 
 	// Lifetime is the lifetime requested from the CA; 0 means the CA's default. The dates in the certificate decide.

@@ -19,8 +19,6 @@ var ErrAlgorithm = errors.New("the kind of key is not allowed")
 //
 //	ecdsa,rsa,ed25519,ml-dsa-44,ml-dsa-65    while a trust domain moves to ML-DSA
 //	ml-dsa-44,ml-dsa-65                      afterwards: no key that a quantum computer breaks proves anything
-//
-// They are comparable.
 type Algorithms struct{ kinds uint8 }
 
 var algorithmNames = []string{"ecdsa", "rsa", "ed25519", "ml-dsa-44", "ml-dsa-65"}

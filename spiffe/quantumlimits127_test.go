@@ -27,6 +27,7 @@ import (
 // TestQuantumChainLimits: a chain has 16 certificates, and one from a CA 64 KiB, which is 11 of ML-DSA-65.
 func TestQuantumChainLimits(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	svid, bundle := quantum.Chain(t, certchain.MaxChain)
 	v := must.Get(spiffe.NewVerifier(bundle, spiffe.AllowAnyPeer(), nil))(t).WithAlgorithms(spiffe.AnyAlgorithm())
 	must.Get(v.VerifyChain(svid.Chain(), spiffe.BothRoles))(t)
@@ -58,6 +59,7 @@ func presented(t *testing.T, svid *spiffe.SVID) []*x509.Certificate {
 // TestQuantumMemory: a verifier remembers a chain of three certificates of ML-DSA-65, and no longer one.
 func TestQuantumMemory(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	for n := 1; n <= 4; n++ {
 		svid, bundle := quantum.Chain(t, n)
 		v := must.Get(spiffe.NewVerifier(bundle, spiffe.AllowAnyPeer(), nil))(t).WithAlgorithms(spiffe.AnyAlgorithm())
@@ -86,6 +88,7 @@ func largestSet(t *testing.T, n int, fits func(n int) error) int {
 // TestQuantumBundleLimits: a bundle document of 1 MiB has about 103 roots of ML-DSA-65, or 391 keys for tokens.
 func TestQuantumBundleLimits(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	issuer := quantum.Root(t, quantum.Algorithm)
 	roots := []*x509.Certificate{issuer.Certificate()}
 	for i := range 104 { // of one key, as only the size counts
@@ -129,6 +132,7 @@ func TestQuantumBundleLimits(t *testing.T) {
 // keys for tokens.
 func TestQuantumBundleMap(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	issuers := []*pki.Issuer{quantum.Root(t, quantum.Algorithm), quantum.Root(t, "ecdsa-p256")}
 	contents := spiffe.BundleContents{JWTAuthorities: make(map[string]crypto.PublicKey)}
 	for i, issuer := range issuers {

@@ -28,6 +28,7 @@ import (
 // TestQuantumAlgorithms: a chain is accepted if each key on its path is allowed, whatever kind signs which.
 func TestQuantumAlgorithms(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	kinds := []string{"ecdsa-p256", "ml-dsa-44", "ml-dsa-65"}
 	for _, root := range kinds {
 		issuer := quantum.Root(t, root)
@@ -70,6 +71,7 @@ func TestQuantumAlgorithms(t *testing.T) {
 // TestQuantumPaths: of a path over each of two roots, the one that is allowed counts, and not the one that lasts longer.
 func TestQuantumPaths(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	classical, both := quantum.Root(t, "ecdsa-p256"), quantum.Root(t, "ml-dsa-65")
 	key := must.Get(pki.NewKey("ml-dsa-44"))(t)
 	start := both.Certificate().NotBefore
@@ -109,6 +111,7 @@ func TestQuantumPaths(t *testing.T) {
 
 func TestWithAlternative(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	classical, ml := quantum.Root(t, "ecdsa-p256"), quantum.Root(t, "ml-dsa-65")
 	own, other := quantum.SVID(t, classical, "ecdsa-p256", "web"), quantum.SVID(t, ml, "ml-dsa-44", "web")
 	for name, c := range map[string]struct {
@@ -147,6 +150,7 @@ func TestWithAlternative(t *testing.T) {
 // TestQuantumJWKVectors: an entry of a document has one fault, and hides no other.
 func TestQuantumJWKVectors(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	root, stranger := quantum.Root(t, "ml-dsa-65"), quantum.Root(t, "ml-dsa-65")
 	pub := root.Certificate().PublicKey.(*mldsa.PublicKey).Bytes()
 	p256 := must.Get(pki.NewKey("ecdsa-p256"))(t).Public()

@@ -22,6 +22,7 @@ import (
 // an operator's command, changes keys of both kinds and leaves both there.
 func TestKindsOfCommands(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	synctest.Test(t, func(t *testing.T) {
 		store := must.Get(ca.NewDirStore(filepath.Join(t.TempDir(), "ca")))(t)
 		open := func(keys string) *ca.Authority {

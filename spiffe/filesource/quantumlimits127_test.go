@@ -31,6 +31,7 @@ func (fixed) Changed() <-chan struct{}              { return nil }
 // has 1 MiB, which is about 137 of ML-DSA-65.
 func TestQuantumFiles(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	dir := t.TempDir()
 	svid, own := quantum.Chain(t, 16)
 	root := slices.Collect(own.X509Authorities())[0]

@@ -24,6 +24,7 @@ import (
 // full handshake each time.
 func TestQuantumTickets(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	for _, n := range []int{1, 2, 3, 4, 5, 16} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
@@ -46,6 +47,7 @@ func TestQuantumTickets(t *testing.T) {
 // valid. Otherwise the first SVID is.
 func TestQuantumPresents(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	classical, ml := quantum.Root(t, "ecdsa-p256"), quantum.Root(t, "ml-dsa-65")
 	bundles := must.Get(spiffe.NewBundleSet(quantum.Bundle(t, classical.Certificate(), ml.Certificate())))(t)
 	own := quantum.SVID(t, classical, "ecdsa-p256", "web")
@@ -117,6 +119,7 @@ func TestQuantumPresents(t *testing.T) {
 // TestQuantumHello: what a client offers decides, in TLS 1.3 alone.
 func TestQuantumHello(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	classical, ml := quantum.Root(t, "ecdsa-p256"), quantum.Root(t, "ml-dsa-65")
 	both := must.Get(quantum.SVID(t, classical, "ecdsa-p256", "web").WithAlternative(quantum.SVID(t, ml, "ml-dsa-65", "web")))(t)
 	c := must.Get(serverConfig(spiffetls.Config{Self: both, Peers: quantum.Bundle(t, ml.Certificate()), Allow: spiffe.AllowAnyPeer(),
@@ -142,6 +145,7 @@ func TestQuantumHello(t *testing.T) {
 // TestQuantumWeb: a client verifies a web server whose key is ML-DSA if it allows that.
 func TestQuantumWeb(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	root := quantum.Root(t, "ml-dsa-65")
 	key := must.Get(pki.NewKey("ml-dsa-44"))(t)
 	leaf := must.Get(root.Issue(pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.DNSSAN("a.test")},

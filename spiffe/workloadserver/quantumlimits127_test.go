@@ -29,6 +29,7 @@ import (
 // ML-DSA-65, while the bundle has two roots of each kind. A client refuses more.
 func TestQuantumLimits(t *testing.T) {
 	t.Parallel()
+	quantum.Need(t)
 	classical, ml := quantum.Root(t, "ecdsa-p256"), quantum.Root(t, "ml-dsa-65")
 	bundle := quantum.Bundle(t, classical.Certificate(), ml.Certificate(),
 		quantum.Root(t, "ecdsa-p256").Certificate(), quantum.Root(t, "ml-dsa-65").Certificate())
