@@ -99,13 +99,11 @@ type watcher struct {
 
 // end returns the next expiry of a secret, or the last expiry if all have expired; zero if no secret expires.
 func (w *watcher) end() time.Time {
-	return renew.NextEnd(time.Now(), func(yield func(time.Time) bool) {
-		for _, s := range w.has {
-			if !yield(s.NotAfter()) {
-				return
-			}
-		}
-	})
+	var ends []time.Time
+	for _, s := range w.has {
+		ends = append(ends, s.NotAfter())
+	}
+	return renew.NextEnd(time.Now(), slices.Values(ends))
 }
 
 // stream runs one stream to its end, and reports whether the server answered on it.

@@ -65,14 +65,12 @@ func newEntry(name string, s *pki.Secret, salt []byte) (*entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &entry{name: name, secret: s, any: encoded}
 	h := sha256.New()
 	h.Write(encoded)
 	if guessable {
 		h.Write(salt)
 	}
-	copy(e.version[:], h.Sum(nil))
-	return e, nil
+	return &entry{name: name, secret: s, version: version(h.Sum(nil)[:16]), any: encoded}, nil
 }
 
 // Fields of a Secret, one for each kind.

@@ -18,7 +18,7 @@ func (h *Handler) Waits() int {
 }
 
 // Incoming returns how many bytes of requests that are being received are counted.
-func (h *Handler) Incoming() int { return h.incoming.Held() }
+func (h *Handler) Incoming() int { return h.grpc.Incoming.Held() }
 
 // Allow returns a Resolve that asks f whether a caller may have a name, and changes no name.
 func Allow(f func(ctx context.Context, name string) error) func(context.Context, string) (string, error) {

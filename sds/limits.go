@@ -73,11 +73,8 @@ func (c *holdings) hold(s *session) error {
 	return nil
 }
 
-// release gives back all that is counted.
-func (c *holdings) release() {
-	c.h.names.Give(c.peer, c.cost)
-	c.cost = 0
-}
+// release gives back all that is counted. It is the last call.
+func (c *holdings) release() { c.h.names.Give(c.peer, c.cost) }
 
 // bytesOf returns the average size, in bytes, of the names of that many streams.
 func bytesOf(streams int) int { return min(streams, math.MaxInt/streamBytes) * streamBytes }
@@ -92,7 +89,7 @@ func (h *Handler) refused(ctx context.Context, p peerkey.Holder, reason string, 
 		label = "limit"
 	}
 	h.counts.refused[label].Inc()
-	h.log.LogOf(slog.LevelWarn, p.Name(), "sds: request refused", reason,
+	h.table.log.LogOf(slog.LevelWarn, p.Name(), "sds: request refused", reason,
 		append(attrs(ctx, p), slog.String("err", clip(err.Message)))...)
 }
 

@@ -53,7 +53,7 @@ func (h *Handler) rejected(ctx context.Context, p peerkey.Holder, n *report.Push
 	h.mu.Lock()
 	h.rejections = noted(h.rejections, *n)
 	h.mu.Unlock()
-	h.log.LogOf(slog.LevelWarn, p.Name(), "sds: client rejected a response", "NACK", append(attrs(ctx, p),
+	h.table.log.LogOf(slog.LevelWarn, p.Name(), "sds: client rejected a response", "NACK", append(attrs(ctx, p),
 		slog.String("node", n.Client), slog.Any("names", n.Names), slog.String("version", n.Version),
 		slog.String("message", n.Message))...)
 }

@@ -69,7 +69,7 @@ func (r *request) read(f *protofield.Field, n fields, check func(f *protofield.F
 	}
 	switch f.Number {
 	case n.node:
-		f.Message(textOf(1, &r.node))
+		f.Message(protofield.Texts(&r.node))
 	case n.names:
 		add(&r.names)
 	case n.drop:
@@ -90,27 +90,17 @@ func (r *request) read(f *protofield.Field, n fields, check func(f *protofield.F
 		f.Text(&r.nonce)
 	case n.detail:
 		r.rejected = true
-		f.Message(textOf(2, &r.reason))
-	}
-}
-
-// textOf returns a function that reads a text field of an embedded message.
-func textOf(number protofield.Number, to *string) func(*protofield.Field) {
-	return func(f *protofield.Field) {
-		if f.Number == number {
-			f.Text(to)
-		}
+		f.Message(func(f *protofield.Field) {
+			if f.Number == 2 {
+				f.Text(&r.reason)
+			}
+		})
 	}
 }
 
 func errTooMany(maxNames int) *grpchttp.Error {
 	return grpchttp.Errorf(grpchttp.ResourceExhausted,
 		"sds: more than %d resource names; open another stream, or raise MaxNames of the server", maxNames)
-}
-
-func errTooLong(maxBytes int) error {
-	return grpchttp.Errorf(grpchttp.ResourceExhausted,
-		"sds: resource names of more than %d bytes together; open another stream", maxBytes)
 }
 
 // clip returns a copy of at most the first maxText bytes of s.

@@ -186,12 +186,10 @@ type Handler struct {
 	table       *table
 	unsubscribe func()
 	grpc        *grpchttp.Handler
-	log         *ratelog.Log
 
-	open     *limit.Shares[peerkey.Holder] // streams, and fetches that are under way
-	names    *limit.Shares[peerkey.Holder] // bytes
-	incoming *grpchttp.Incoming
-	nacks    atomic.Uint64
+	open  *limit.Shares[peerkey.Holder] // streams, and fetches that are under way
+	names *limit.Shares[peerkey.Holder] // bytes
+	nacks atomic.Uint64
 
 	counts counts
 
@@ -218,11 +216,9 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 	total, each := cmp.Or(h.opts.MaxStreams, maxStreams), cmp.Or(h.opts.MaxPeerStreams, maxPeerStreams)
 	h.open = limit.NewShares[peerkey.Holder](total, each)
 	h.names = limit.NewShares[peerkey.Holder](max(maxNamesBytes, bytesOf(total)), max(maxPeerBytes, bytesOf(each)))
-	h.incoming = grpchttp.NewIncoming("sds", maxIncoming, maxPeerIncoming)
 
 	h.counts.init(h)
 	h.table = newTable(src, h.opts.Logger)
-	h.log = h.table.log
 	h.grpc = &grpchttp.Handler{
 		Methods: map[string]grpchttp.Method{
 			service + "StreamSecrets":                h.serveStream(false),
@@ -231,7 +227,8 @@ func NewHandler(src Source, opts *Options) (*Handler, error) {
 			aggregated + "StreamAggregatedResources": h.serveStream(false),
 			aggregated + "DeltaAggregatedResources":  h.serveStream(true),
 		},
-		Name: "sds", Admit: h.admit, MaxMessage: maxMessage, Incoming: h.incoming, SendTimeout: sendTime,
+		Name: "sds", Admit: h.admit, MaxMessage: maxMessage, SendTimeout: sendTime,
+		Incoming: grpchttp.NewIncoming("sds", maxIncoming, maxPeerIncoming),
 	}
 	h.unsubscribe = sync.OnceFunc(src.Subscribe(h.table.changed))
 	return h, nil

@@ -101,7 +101,8 @@ func (s *session) request(r *request) (outcome, error) {
 	}
 	s.begun = true
 	if err == nil && s.bytes > s.maxBytes {
-		err = errTooLong(s.maxBytes)
+		err = grpchttp.Errorf(grpchttp.ResourceExhausted,
+			"sds: resource names of more than %d bytes together; open another stream", s.maxBytes)
 	}
 	if len(out.dropped) > 0 {
 		s.queue = slices.DeleteFunc(s.queue, s.dropped) // their names are no longer counted
@@ -249,9 +250,7 @@ func (s *session) collect() *response {
 		}
 	}
 	s.over = nil
-	rest := copy(s.queue, s.queue[done:])
-	clear(s.queue[rest:])
-	s.queue = s.queue[:rest]
+	s.queue = slices.Delete(s.queue, 0, done)
 	r.version = s.version
 	return &r
 }

@@ -53,9 +53,8 @@ func (h *Handler) newStream(ctx context.Context, call *grpchttp.Call, delta bool
 	if err := h.enter(call.Request(), p); err != nil {
 		return nil, err
 	}
-	s := &stream{h: h, call: call, session: newSession(delta, h.opts.MaxNames)}
+	s := &stream{h: h, call: call, session: newSession(delta, h.opts.MaxNames), held: holdings{h: h, peer: p}}
 	s.ctx, s.end = context.WithCancelCause(ctx)
-	s.held = holdings{h: h, peer: p}
 	if h.opts.Resolve != nil {
 		s.session.allow = s.resolve
 	}
@@ -259,7 +258,7 @@ func (h *Handler) resolve(ctx context.Context, p peerkey.Holder, node string, it
 		err = errors.New("it returned no name")
 	}
 	if err != nil && !it.denied {
-		h.log.LogOf(slog.LevelWarn, p.Name(), "sds: resource refused to a client", "Resolve says no",
+		h.table.log.LogOf(slog.LevelWarn, p.Name(), "sds: resource refused to a client", "Resolve says no",
 			append(attrs(ctx, p),
 				slog.String("node", node), slog.String("name", clip(it.name)), slog.Any("err", err))...)
 	}

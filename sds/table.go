@@ -27,14 +27,13 @@ const (
 var patience = renew.Patience{Low: firstRetry / 2, Impatient: emptyRetry, Longest: lastRetry, Wish: lastRetry}
 
 // waitAfter returns how long to wait after f. If have is set, a secret in use expires at end; zero means never.
+// Otherwise end is zero.
 func waitAfter(f renew.Failure, have bool, end time.Time) time.Duration {
-	switch left := time.Until(end); {
-	case have && end.IsZero():
+	if have && end.IsZero() {
 		return patience.WaitEndless(f, rand.Float64())
-	case have && left > 0:
-		return patience.Wait(f, left, left, rand.Float64())
 	}
-	return patience.Wait(f, 0, 0, rand.Float64())
+	left := max(time.Until(end), 0)
+	return patience.Wait(f, left, left, rand.Float64())
 }
 
 // table holds the names that streams watch, each with its current state in the source. It looks up and encodes a name

@@ -60,12 +60,10 @@ func (d *Dialed) now() context.Context {
 }
 
 // Close closes the open connections and ends the dials under way with net.ErrClosed. Later dials are not affected.
-func (d *Dialed) Close() { d.close(net.ErrClosed) }
+func (d *Dialed) Close() { d.End(net.ErrClosed) }
 
 // End is like Close, but permanent: later dials fail with err.
-func (d *Dialed) End(err error) { d.close(err) }
-
-func (d *Dialed) close(err error) {
+func (d *Dialed) End(err error) {
 	d.mu.Lock()
 	over := d.now()
 	d.end(err)

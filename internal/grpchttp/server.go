@@ -183,7 +183,9 @@ func (c *Call) Header() http.Header { return c.r.Header }
 // must return other errors. While Receive waits it holds no memory for a large request.
 func (c *Call) Receive() ([]byte, error) {
 	c.shrink()
-	c.limitReceiving()
+	if c.h.ReceiveTimeout > 0 {
+		_ = c.ctl.SetReadDeadline(time.Now().Add(c.h.ReceiveTimeout)) // has no effect after the end of the request
+	}
 	return c.receive()
 }
 
@@ -211,12 +213,6 @@ func (c *Call) shrink() {
 	if c.grown > 0 {
 		c.h.Incoming.Give(c.r, c.grown)
 		c.grown = 0
-	}
-}
-
-func (c *Call) limitReceiving() {
-	if c.h.ReceiveTimeout > 0 {
-		_ = c.ctl.SetReadDeadline(time.Now().Add(c.h.ReceiveTimeout)) // has no effect after the end of the request
 	}
 }
 

@@ -256,7 +256,7 @@ func (l *Loop[T]) Start(e T) {
 	a := &attempt{cancel: cancel, slot: true}
 	s.attempt = a
 	l.used++
-	work := func() {
+	r.wg.Go(func() {
 		if l.Slow > 0 {
 			defer time.AfterFunc(l.Slow, func() {
 				l.Mu.Lock()
@@ -265,8 +265,7 @@ func (l *Loop[T]) Start(e T) {
 			}).Stop()
 		}
 		l.Attempt(ctx, e)
-	}
-	r.wg.Go(work)
+	})
 }
 
 // release frees the slot of a.
@@ -394,10 +393,9 @@ func (q *queue[T]) Push(x any) {
 }
 
 func (q *queue[T]) Pop() any {
-	var none T
 	last := len(*q) - 1
 	e := (*q)[last]
-	(*q)[last] = none
+	clear((*q)[last:])
 	*q = (*q)[:last]
 	e.entry().index = 0
 	return e

@@ -70,13 +70,10 @@ func parseAnswer(answer []byte) ([]*x509.Certificate, error) {
 		return nil, errors.New("there is no certificate in PEM")
 	}
 	chain, err := pki.ParseCertificatesPEM(answer[:i+len(end)])
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = certchain.CheckSize(chain)
 	}
-	if err := certchain.CheckSize(chain); err != nil {
-		return nil, err
-	}
-	return chain, nil
+	return chain, err
 }
 
 // checkLeaf compares a certificate with the request.

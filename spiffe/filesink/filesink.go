@@ -351,10 +351,7 @@ func (s *Sink) write() (*spiffe.SVID, bool, error) {
 	if err != nil {
 		return nil, false, err
 	}
-	svid, err := snap.SVID()
-	if err != nil {
-		return nil, false, err
-	}
+	svid, _ := snap.SVID() // of a snapshot: never an error
 	if err := certchain.InTime(svid.Leaf(), time.Now()); err != nil {
 		return nil, false, fmt.Errorf("the identity %q of the source is not written, and the files stay as they "+
 			"are: %w", svid.ID(), err)
@@ -483,21 +480,19 @@ func (s *Sink) note(ctx context.Context, svid *spiffe.SVID, changed bool, err, t
 		s.news.Notify() // before readers see the state, so that the next notification means the next change
 	}
 	s.mu.Unlock()
+	dir := slog.String("dir", s.cfg.Dir)
 	if tokens != nil && before.tokens == nil && ctx.Err() == nil {
 		s.log.LogAttrs(ctx, slog.LevelWarn,
-			"filesink: not all JWT-SVIDs could be fetched, and their files stay as they are",
-			slog.String("dir", s.cfg.Dir), slog.Any("err", tokens))
+			"filesink: not all JWT-SVIDs could be fetched, and their files stay as they are", dir,
+			slog.Any("err", tokens))
 	}
 	switch {
 	case errors.Is(err, spiffe.ErrNotReady) && !before.Ready: // normal during a start
-		s.log.LogAttrs(ctx, slog.LevelDebug, "filesink: the source is not ready yet",
-			slog.String("dir", s.cfg.Dir), slog.Any("err", err))
+		s.log.LogAttrs(ctx, slog.LevelDebug, "filesink: the source is not ready yet", dir, slog.Any("err", err))
 	case err != nil && (before.Err == nil || before.Err.Error() != err.Error()):
-		s.log.LogAttrs(ctx, slog.LevelWarn, "filesink: the files could not be written",
-			slog.String("dir", s.cfg.Dir), slog.Any("err", err))
+		s.log.LogAttrs(ctx, slog.LevelWarn, "filesink: the files could not be written", dir, slog.Any("err", err))
 	case err == nil && (changed || before.Err != nil):
-		s.log.LogAttrs(ctx, slog.LevelInfo, "filesink: the files are current", slog.String("dir", s.cfg.Dir),
-			slog.Bool("written", changed),
+		s.log.LogAttrs(ctx, slog.LevelInfo, "filesink: the files are current", dir, slog.Bool("written", changed),
 			slog.String("id", svid.ID().String()), slog.Time("not_after", svid.NotAfter()))
 	}
 }

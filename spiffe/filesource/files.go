@@ -215,10 +215,7 @@ func (f *files) parse(b BundleFile, td spiffe.TrustDomain, data []byte) ([]*spif
 		read = spiffe.ParseBundle
 	}
 	bundle, err := read(td, data)
-	if err != nil {
-		return nil, err
-	}
-	return []*spiffe.Bundle{bundle}, nil
+	return []*spiffe.Bundle{bundle}, err
 }
 
 // bundles returns the bundles of all files, and errors for skipped entries. Unchanged bundles are the same values as

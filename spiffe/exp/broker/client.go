@@ -150,14 +150,12 @@ func (w *workload) Request(name string, message []byte) (string, http.Header, []
 
 // Failed reads a status by the tables of the standard (Broker Endpoint section 6, Broker API section 4.8).
 func (w *workload) Failed(status *grpchttp.Error) error {
-	switch status.Code {
-	case grpchttp.NotFound:
+	switch code := status.Code; {
+	case code == grpchttp.NotFound:
 		return ErrEnded
-	case grpchttp.PermissionDenied:
-		if status.Reason == "" { // of the broker
-			status.RetryAfter = cmp.Or(status.RetryAfter, unauthorized)
-		}
-	case grpchttp.Unauthenticated:
+	case code == grpchttp.PermissionDenied && status.Reason == "": // of the broker
+		status.RetryAfter = cmp.Or(status.RetryAfter, unauthorized)
+	case code == grpchttp.Unauthenticated:
 		_ = w.c.renew(w.used.Load()) // it succeeded before
 	}
 	return nil

@@ -102,11 +102,10 @@ func (p *Prover) prove(c Call) (text, proof string, err error) {
 	if err := c.check(); err != nil {
 		return "", "", err
 	}
-	now := time.Now
+	at := time.Now()
 	if p.Now != nil {
-		now = p.Now
+		at = p.Now()
 	}
-	at := now()
 	s, err := p.Source()
 	switch {
 	case err != nil:

@@ -1,6 +1,7 @@
 package witsvid
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -37,8 +38,7 @@ func newTargets(list []string) (*targets, error) {
 	}
 	t := &targets{}
 	for _, s := range list {
-		call := Call{Target: s}
-		if err := call.check(); err != nil {
+		if err := (&Call{Target: s}).check(); err != nil {
 			return nil, fmt.Errorf("the target %q: %w", token.Clip(s, 4*token.MaxQuoted), err)
 		}
 		canonical := canonicalTarget(s)
@@ -66,16 +66,9 @@ func newTargets(list []string) (*targets, error) {
 // in the request plays no part.
 func (t *targets) accept(aud, requestTarget string) bool {
 	aud = canonicalTarget(aud)
-	if slices.Contains(t.exact, aud) {
-		return true
-	}
 	path := targetPath(requestTarget)
-	for _, o := range t.origins {
-		if rest, ok := strings.CutPrefix(aud, o); ok && rest == path && path[0] == '/' {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(t.exact, aud) ||
+		strings.HasPrefix(path, "/") && slices.ContainsFunc(t.origins, func(o string) bool { return aud == o+path })
 }
 
 // targetPath returns the path in the target of a request as it was sent, such as "/path?query" or
@@ -95,24 +88,15 @@ func targetPath(requestTarget string) string {
 // requestTarget returns the target in the first line of a request, or in ":path": as a server received it, or as a
 // client will send it.
 func requestTarget(r *http.Request) string {
-	if r.RequestURI != "" {
-		return r.RequestURI
-	}
-	return r.URL.RequestURI()
+	return cmp.Or(r.RequestURI, r.URL.RequestURI())
 }
 
 // targetURI returns the URI that a client is about to call, without query and fragment.
 func targetURI(r *http.Request) (string, error) {
-	host := r.Host
-	if host == "" {
-		host = r.URL.Host
-	}
+	host := cmp.Or(r.Host, r.URL.Host)
 	uri := canonicalTarget("https://" + host + targetPath(r.URL.RequestURI()))
-	for i := range len(uri) {
-		if uri[i] <= ' ' || uri[i] >= 0x7f {
-			return "", fmt.Errorf("the host %q is not in ASCII; write it as DNS does",
-				token.Clip(host, token.MaxQuoted))
-		}
+	if strings.ContainsFunc(uri, func(c rune) bool { return c <= ' ' || c >= 0x7f }) {
+		return "", fmt.Errorf("the host %q is not in ASCII; write it as DNS does", token.Clip(host, token.MaxQuoted))
 	}
 	return uri, nil
 }
