@@ -61,17 +61,15 @@ func (t *trust) usable() bool {
 // anchors reports whether all roots are authorities of the Manager's own trust domain. A root reissued for the same
 // name and key vouches for the same leaves.
 func (t *trust) anchors(roots []*x509.Certificate) bool {
-	found := 0
-	for _, root := range roots {
+	return !slices.ContainsFunc(roots, func(root *x509.Certificate) bool {
 		for c := range t.own.X509Authorities() {
 			if c == root || bytes.Equal(c.RawSubject, root.RawSubject) &&
 				bytes.Equal(c.RawSubjectPublicKeyInfo, root.RawSubjectPublicKeyInfo) {
-				found++
-				break
+				return false
 			}
 		}
-	}
-	return found == len(roots)
+		return true
+	})
 }
 
 // fetch gets the bundles from the CA and publishes them.

@@ -48,8 +48,11 @@ func (e *encodings) get(snap *spiffe.Snapshot, crls [][]byte, key string, ids []
 	return r.encode()
 }
 
-// svids returns the response with identities.
-func (h *Handler) svids(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
+// svids returns the response with identities, for a client that may read ML-DSA.
+func (h *Handler) svids(snap *spiffe.Snapshot, ids []Identity, reads bool) ([]byte, error) {
+	if reads {
+		ids = withAlternatives(ids)
+	}
 	var key strings.Builder
 	for _, id := range ids {
 		fmt.Fprintf(&key, "%p %q ", id.SVID, id.Hint)

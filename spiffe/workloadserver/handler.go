@@ -89,21 +89,11 @@ func (h *Handler) methods() map[string]grpchttp.Method {
 			return h.serve(ctx, c, begin)
 		}
 	}
-	stream(workloadwire.FetchX509SVID, func(r *http.Request, request []byte) (answer, error) {
-		reads := readsMLDSA(r)
-		return always(func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error) {
-			if reads {
-				ids = withAlternatives(ids)
-			}
-			return h.svids(snap, ids)
-		})(r, request)
-	})
+	stream(workloadwire.FetchX509SVID, always(h.svids))
 	bundles := func(name string, p *workloadwire.Profile) {
-		stream(name, func(r *http.Request, request []byte) (answer, error) {
-			return always(func(snap *spiffe.Snapshot, _ []Identity) ([]byte, error) {
-				return h.bundles(snap, p, readsMLDSA(r))
-			})(r, request)
-		})
+		stream(name, always(func(snap *spiffe.Snapshot, _ []Identity, reads bool) ([]byte, error) {
+			return h.bundles(snap, p, reads)
+		}))
 	}
 	bundles(workloadwire.FetchX509Bundles, workloadwire.X509)
 	bundles(workloadwire.FetchJWTBundles, workloadwire.JWT)
@@ -122,8 +112,6 @@ func (h *Handler) methods() map[string]grpchttp.Method {
 	}
 	return methods
 }
-
-func readsMLDSA(r *http.Request) bool { return r.Header.Get(mldsa.Header) == "true" }
 
 // ServeHTTP serves one request; a stream lasts until its context ends. Unknown methods, and methods that [Options] do
 // not enable, answer Unimplemented. A request that is not gRPC gets 415, and one that is not HTTP/2 gets 505.
@@ -314,11 +302,13 @@ type answer func(ctx context.Context, snap *spiffe.Snapshot, ids []Identity) (m 
 // begin returns the answer for one request for a stream.
 type begin func(r *http.Request, request []byte) (answer, error)
 
-// always returns a begin for streams whose response does not depend on the request or the time.
-func always(f func(snap *spiffe.Snapshot, ids []Identity) ([]byte, error)) begin {
-	return func(*http.Request, []byte) (answer, error) {
+// always returns a begin for streams whose response depends neither on the time nor on more of the request than whether
+// its client reads ML-DSA.
+func always(f func(snap *spiffe.Snapshot, ids []Identity, reads bool) ([]byte, error)) begin {
+	return func(r *http.Request, _ []byte) (answer, error) {
+		reads := r.Header.Get(mldsa.Header) == "true"
 		return func(_ context.Context, snap *spiffe.Snapshot, ids []Identity) ([]byte, time.Time, error) {
-			m, err := f(snap, ids)
+			m, err := f(snap, ids, reads)
 			if err != nil {
 				err = failure("response", err)
 			}

@@ -33,13 +33,18 @@ func buildQuantum(t *testing.T) quantumBinaries {
 	dir := t.TempDir()
 	build := func(toolchain, from, name string) string {
 		out := filepath.Join(dir, name)
-		cmd := exec.Command("go", "build", "-o", out, "./soak/quantumpeer")
+		cmd := exec.Command("go", "version")
+		cmd.Dir, cmd.Env = from, append(os.Environ(), "GOTOOLCHAIN="+toolchain)
+		if text, err := cmd.CombinedOutput(); err != nil {
+			t.Skipf("%s cannot be had here: %s", toolchain, text)
+		}
+		cmd = exec.Command("go", "build", "-o", out, "./internal/test/quantumpeer")
 		cmd.Dir, cmd.Env = from, append(os.Environ(), "GOTOOLCHAIN="+toolchain)
 		text, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s: %s", toolchain, text)
 		return out
 	}
-	here := must.Get(filepath.Abs(".."))(t)
+	here := must.Get(filepath.Abs("../../.."))(t)
 	b := quantumBinaries{old: build("go1.26.8", here, "old"), now: build("go1.27.4", here, "now")}
 	tree := filepath.Join(dir, "release")
 	require.NoError(t, os.Mkdir(tree, 0o700))
@@ -48,12 +53,12 @@ func buildQuantum(t *testing.T) quantumBinaries {
 		return b
 	}
 	must.Get(exec.Command("tar", "-x", "-C", tree, "-f", tree+".tar").CombinedOutput())(t)
-	to := filepath.Join(tree, "internal/checks/soak/quantumpeer")
+	to := filepath.Join(tree, "internal/test/quantumpeer")
 	require.NoError(t, os.MkdirAll(to, 0o700))
 	for _, name := range []string{"main.go", "without.go"} {
-		require.NoError(t, os.WriteFile(filepath.Join(to, name), must.Get(os.ReadFile(filepath.Join("quantumpeer", name)))(t), 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join(to, name), must.Get(os.ReadFile(filepath.Join("../../test/quantumpeer", name)))(t), 0o600))
 	}
-	b.release = build("go1.26.8", filepath.Join(tree, "internal/checks"), "before")
+	b.release = build("go1.26.8", tree, "before")
 	return b
 }
 

@@ -39,23 +39,20 @@ func Bundle(source spiffe.BundleSource, td spiffe.TrustDomain) (func() (*spiffe.
 	}, nil
 }
 
-// Classical returns b without its keys of ML-DSA, for consumers that cannot read them. It returns b itself if there are none, or no
-// other X.509 authority: without any, the bundle would say that everything is revoked.
+// Classical returns b without its keys of ML-DSA, for consumers that cannot read them, but b itself if it has no other
+// X.509 authority: without any, the bundle would say that everything is revoked.
 func Classical(b *spiffe.Bundle) *spiffe.Bundle {
 	c := b.Contents()
-	before := len(c.X509Authorities) + len(c.JWTAuthorities)
 	c.X509Authorities = slices.DeleteFunc(c.X509Authorities, func(c *x509.Certificate) bool {
 		alg, _ := mldsa.InCertificate(c)
 		return alg != ""
 	})
 	maps.DeleteFunc(c.JWTAuthorities, func(_ string, key crypto.PublicKey) bool { return mldsa.Name(key) != "" })
-	if n := len(c.X509Authorities); n == 0 || n+len(c.JWTAuthorities) == before {
+	classical, err := spiffe.NewBundle(b.TrustDomain(), c)
+	if err != nil || len(c.X509Authorities) == 0 {
 		return b
 	}
-	if classical, err := spiffe.NewBundle(b.TrustDomain(), c); err == nil {
-		return classical
-	}
-	return b
+	return classical
 }
 
 // Handler returns a handler that serves what marshal makes of the current bundle, with an entity tag, and lets caches
