@@ -152,11 +152,11 @@ func failures(t *testing.T) map[string]func(*testing.T) symptom {
 	gone.Fail(errors.New("the agent is away"))
 
 	// handshake lets a client of its own TLS configuration ask a server.
-	handshake := func(t *testing.T, self spiffe.SVIDSource, bundles spiffe.BundleSource, allow spiffe.PolicySource, client http.RoundTripper, handler http.Handler) symptom {
+	handshake := func(t *testing.T, self spiffe.SVIDSource, bundles spiffe.BundleSource, allow spiffe.PolicySource, client http.RoundTripper, handler http.Handler, algorithms ...spiffe.Algorithms) symptom {
 		log := new(lines)
 		s := httptest.NewUnstartedServer(handler)
 		endpoint := must.Get(spiffetls.New(spiffetls.Config{
-			Self: self, Peers: bundles, Allow: allow, Logger: slog.New(slog.NewTextHandler(log, nil)),
+			Self: self, Peers: bundles, Allow: allow, Logger: slog.New(slog.NewTextHandler(log, nil)), Algorithms: append(algorithms, spiffe.Algorithms{})[0],
 		}))(t)
 		require.NoError(t, endpoint.ConfigureServer(s.Config))
 		spiffetest.StartTLS(s, s.Config.TLSConfig)
@@ -218,6 +218,9 @@ func failures(t *testing.T) map[string]func(*testing.T) symptom {
 		},
 		"trust domain": func(t *testing.T) symptom {
 			return handshake(t, db, ours.Bundle(), all, ask(partner.SVID("/web"), ours.Bundle(), all), nothing)
+		},
+		"kind of key": func(t *testing.T) symptom {
+			return handshake(t, db, ours.Bundle(), all, ask(web, ours.Bundle(), all), nothing, must.Get(spiffe.ParseAlgorithms("rsa"))(t))
 		},
 		"unknown authority":    broken("ForeignCA"),
 		"missing intermediate": broken("MissingIntermediate"),
