@@ -123,6 +123,18 @@ func TestSourceReportWithdrawn(t *testing.T) {
 	assert.False(t, sourcereport.Withdrawn(nil))
 }
 
+func TestSourceReportJoined(t *testing.T) {
+	t.Parallel()
+	one, two, three := errors.New("one"), errors.New("two"), errors.New("three")
+	require.NoError(t, sourcereport.Joined(nil, 2))
+	assert.Equal(t, one, sourcereport.Joined([]error{one}, 2))
+	both := sourcereport.Joined([]error{one, two}, 2)
+	require.EqualError(t, both, "one; two")
+	require.ErrorIs(t, both, one)
+	require.ErrorIs(t, both, two)
+	require.EqualError(t, sourcereport.Joined([]error{one, two, three, two}, 2), "one; two; and 2 more")
+}
+
 // taken is an error that says whether its server has taken back what it had given.
 type taken bool
 
