@@ -224,7 +224,7 @@ func testJudge(t *testing.T, j judge, presents bool) {
 	all := []string{"ecdsa-p256", "ml-dsa-44", "ml-dsa-65"}
 	d, stranger := newQuantumDomain(t, all...), newQuantumDomain(t, "ml-dsa-65")
 	old, ml44, ml65 := d.roots("ecdsa-p256"), d.roots("ml-dsa-44"), d.roots("ml-dsa-65")
-	mixed := d.roots("ecdsa-p256", "ml-dsa-65")
+	mixed, two := d.roots("ecdsa-p256", "ml-dsa-65"), d.roots("ecdsa-p256", "ml-dsa-44")
 	ours := func(kind string) *spiffe.SVID { return d.svid(t, kind, kind, ourID) }
 	theirs := func(kind string) *spiffe.SVID { return d.svid(t, kind, kind, theirID) }
 	both := must.Get(ours("ecdsa-p256").WithAlternative(ours("ml-dsa-44")))(t)
@@ -242,8 +242,8 @@ func testJudge(t *testing.T, j judge, presents bool) {
 		{"theirs is ML-DSA-44 of a classical CA", d.svid(t, "ecdsa-p256", "ml-dsa-44", theirID), ml65, ours("ml-dsa-65"), old, none},
 		{"theirs is ML-DSA-65 of a classical CA", d.svid(t, "ecdsa-p256", "ml-dsa-65", theirID), ml44, ours("ml-dsa-44"), old, none},
 		{"ours is classical", theirs("ml-dsa-65"), old, ours("ecdsa-p256"), ml65, none},
-		{"both", theirs("ecdsa-p256"), ml44, both, old, none}, // they see that of ML-DSA
-		{"both, and they have the classical root alone", theirs("ecdsa-p256"), old, both, old, dialling},
+		{"both", theirs("ecdsa-p256"), ml44, both, two, none}, // they see that of ML-DSA
+		{"both, and they have the classical root alone", theirs("ecdsa-p256"), old, both, two, dialling},
 		{"ours of another root", theirs("ecdsa-p256"), ml65, stranger.svid(t, "ml-dsa-65", "ml-dsa-65", ourID), old, they},
 		{"our leaf was changed", theirs("ecdsa-p256"), ml65, tampered(t, ours("ml-dsa-65"), 0), old, they},
 		{"our CA was changed", theirs("ecdsa-p256"), ml65, tampered(t, ours("ml-dsa-65"), 1), old, they},
