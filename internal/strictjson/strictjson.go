@@ -276,6 +276,10 @@ func (r *Reader) word() []byte {
 		n = len(r.data) - start
 	}
 	r.pos += n
+	value := r.data[start:r.pos:r.pos]
+	if n > 0 && (n == 1 || value[0] != '0') && len(bytes.TrimLeft(value, "0123456789")) == 0 {
+		return value // encoding/json needs as long for a digit as for a number of many
+	}
 	return r.valid(start)
 }
 
