@@ -66,7 +66,7 @@ func (d quantumDomain) svid(t testing.TB, issuer, kind string, id spiffe.ID) *sp
 	return must.Get(spiffe.NewSVID([]*x509.Certificate{leaf, by}, key))(t)
 }
 
-// tampered returns an SVID whose nth certificate has another signature, as an attacker would make it who has no key.
+// tampered returns an SVID whose nth certificate has a signature that is not the issuer's.
 func tampered(t testing.TB, s *spiffe.SVID, n int) *spiffe.SVID {
 	chain := s.Chain()
 	der := bytes.Clone(chain[n].Raw)

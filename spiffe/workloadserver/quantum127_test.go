@@ -31,23 +31,9 @@ type twoRoots struct {
 }
 
 func newQuantum(t *testing.T) *twoRoots {
-	q := &twoRoots{td: spiffe.MustParseTrustDomain("example.org")}
-	root := func(alg string) *pki.Issuer {
-		return must.Get(pki.NewRoot(must.Get(pki.NewKey(alg))(t), pki.CertificateOptions{SANs: []pki.SAN{pki.IDSAN(q.td.ID())},
-			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(2 * time.Hour)}))(t)
-	}
-	q.classical, q.mldsa = root("ecdsa-p256"), root("ml-dsa-65")
-	b := must.Get(spiffe.NewBundle(q.td, spiffe.BundleContents{
-		X509Authorities: []*x509.Certificate{q.classical.Certificate(), q.mldsa.Certificate()}}))(t)
-	q.bundles = must.Get(spiffe.NewBundleSet(b))(t)
+	q := &twoRoots{td: quantum.TrustDomain, classical: quantum.Root(t, "ecdsa-p256"), mldsa: quantum.Root(t, "ml-dsa-65")}
+	q.bundles = must.Get(spiffe.NewBundleSet(quantum.Bundle(t, q.classical.Certificate(), q.mldsa.Certificate())))(t)
 	return q
-}
-
-func (q *twoRoots) svid(t *testing.T, issuer *pki.Issuer, alg, path string) *spiffe.SVID {
-	key := must.Get(pki.NewKey(alg))(t)
-	leaf := must.Get(issuer.Issue(pki.CertificateOptions{PublicKey: key.Public(), SANs: []pki.SAN{pki.IDSAN(spiffe.MustParseID("spiffe://example.org" + path))},
-		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour)}))(t)
-	return must.Get(spiffe.NewSVID([]*x509.Certificate{leaf}, key))(t)
 }
 
 // TestQuantumAlternative: clients that say they can read it get the alternative, and the others what they always got.
@@ -55,7 +41,7 @@ func TestQuantumAlternative(t *testing.T) {
 	quantum.Need(t)
 	t.Parallel()
 	q := newQuantum(t)
-	first, other := q.svid(t, q.classical, "ecdsa-p256", "/web"), q.svid(t, q.mldsa, "ml-dsa-65", "/web")
+	first, other := quantum.SVID(t, q.classical, "ecdsa-p256", "web"), quantum.SVID(t, q.mldsa, "ml-dsa-65", "web")
 	both := must.Get(first.WithAlternative(other))(t)
 	p := new(provider)
 	p.set(spiffe.NewSnapshot(both, q.bundles), nil)
@@ -94,9 +80,9 @@ func TestQuantumAlternative(t *testing.T) {
 		return must.Get(s.SVID())(t)
 	}
 	// Only what has changed is another value.
-	classical := must.Get(spiffe.NewBundle(q.td, spiffe.BundleContents{X509Authorities: []*x509.Certificate{q.classical.Certificate()}}))(t)
+	classical := quantum.Bundle(t, q.classical.Certificate())
 	assert.Same(t, got, next(both, must.Get(spiffe.NewBundleSet(classical))(t)))
-	renewed := q.svid(t, q.mldsa, "ml-dsa-44", "/web")
+	renewed := quantum.SVID(t, q.mldsa, "ml-dsa-44", "web")
 	second := next(must.Get(first.WithAlternative(renewed))(t), q.bundles)
 	require.NotNil(t, second.Alternative())
 	assert.Equal(t, renewed.Leaf().Raw, second.Alternative().Leaf().Raw)
@@ -109,8 +95,8 @@ func TestQuantumIdentities(t *testing.T) {
 	quantum.Need(t)
 	t.Parallel()
 	q := newQuantum(t)
-	web, webQ := q.svid(t, q.classical, "ecdsa-p256", "/web"), q.svid(t, q.mldsa, "ml-dsa-65", "/web")
-	db, dbQ := q.svid(t, q.classical, "ecdsa-p256", "/db"), q.svid(t, q.mldsa, "ml-dsa-65", "/db")
+	web, webQ := quantum.SVID(t, q.classical, "ecdsa-p256", "web"), quantum.SVID(t, q.mldsa, "ml-dsa-65", "web")
+	db, dbQ := quantum.SVID(t, q.classical, "ecdsa-p256", "db"), quantum.SVID(t, q.mldsa, "ml-dsa-65", "db")
 	with := func(a, b *spiffe.SVID) *spiffe.SVID { return must.Get(a.WithAlternative(b))(t) }
 	for name, c := range map[string]struct {
 		served []workloadserver.Identity
@@ -149,7 +135,7 @@ func TestQuantumJWTBundles(t *testing.T) {
 	key := func(alg string) crypto.PublicKey { return must.Get(pki.NewKey(alg))(t).Public() }
 	b := must.Get(spiffe.NewBundle(q.td, spiffe.BundleContents{X509Authorities: []*x509.Certificate{q.classical.Certificate()},
 		JWTAuthorities: map[string]crypto.PublicKey{"a": key("ecdsa-p256"), "b": key("ml-dsa-65")}}))(t)
-	snap := spiffe.NewSnapshot(q.svid(t, q.classical, "ecdsa-p256", "/web"), must.Get(spiffe.NewBundleSet(b))(t))
+	snap := spiffe.NewSnapshot(quantum.SVID(t, q.classical, "ecdsa-p256", "web"), must.Get(spiffe.NewBundleSet(b))(t))
 	h := handler(t, fixed(snap), nil)
 	for _, c := range []struct {
 		headers []string
